@@ -1,4 +1,4 @@
-// The likeliest tokens of a row of logits. A block of 1024 threads per row; for one token many smaller ones.
+// The likeliest tokens of a row of logits. Small blocks look through parts of a row, one of 1024 threads at what they found.
 #include "common/order.cuh"
 #include "common/warp.cuh"
 
@@ -34,7 +34,8 @@ DEVICE const u32* mask_of_row(const u32* mask_of, const u32* masks, u32 columns,
 // `threads`.
 template <typename F> DEVICE void for_own(const float* row, const u32* mask, u32 columns, u32 first, u32 threads, F each) {
     const auto bits = [&](u32 at) { return mask == nullptr ? ~0u : mask[at / 32] >> at % 32; };
-    if (columns % 4 == 0) {
+    // Four at a time only where no thread is left without: the largest of a few threads say little.
+    if (columns % 4 == 0 && columns >= 4 * threads) {
         for (u32 at = 4 * first; at < columns; at += 4 * threads) {
             const float4 four = *reinterpret_cast<const float4*>(row + at);
             const u32 counts = bits(at);
@@ -149,40 +150,78 @@ DEVICE void sort(u64* ranks, u32 count) {
     }
 }
 
-// tokens[row][i], values[row][i]: the i-th largest. At most 1024. What is
-// at least as large as the `count`-th of the largest of each thread is collected and sorted; TOO_MANY if there is no room
-// for that.
-KERNEL __launch_bounds__(1024)
-    top_k_rows(const float* logits, u32* tokens, float* values, u32 columns, u32 count, const u32* mask_of, const u32* masks) {
+// Lanes that share their largest, so that a row has GROUPS of them.
+static constexpr u32 GROUP = 16, GROUPS = PARTS * PART_THREADS / GROUP;
+static_assert(GROUPS == THREADS, "who sorts them has a thread for each");
+
+// What is known of a row while its likeliest tokens are looked for.
+struct Search {
+    u64 largest[GROUPS];
+    // What is at least as large as `least`: at least as many as are wanted, if there are.
+    u64 ranks[ROOM];
+    u64 least;
+    u64 found;
+};
+
+// The largest of every group: block (part, row).
+KERNEL __launch_bounds__(PART_THREADS)
+    top_of_groups(const float* logits, Search* searches, u32 columns, const u32* mask_of, const u32* masks) {
+    let_next_begin();
+    wait_for_inputs();
+    const u32* mask = mask_of_row(mask_of, masks, columns, blockIdx.y);
+    const u32 thread = blockIdx.x * PART_THREADS + threadIdx.x;
+    u64 best = 0;
+    for_own(logits + u64(blockIdx.y) * columns, mask, columns, thread, PARTS * PART_THREADS,
+            [&](u64 rank) { best = larger(best, rank); });
+#pragma unroll
+    for (u32 offset = GROUP / 2; offset > 0; offset /= 2) best = larger(best, __shfl_xor_sync(ALL_LANES, best, offset));
+    if (lane_id() % GROUP == 0) searches[blockIdx.y].largest[thread / GROUP] = best;
+}
+
+// The `count`-th of these, which no fewer than `count` are as large as: a block per row.
+KERNEL __launch_bounds__(1024) least_of_row(Search* searches, u32 count) {
+    __shared__ u64 ranks[GROUPS];
+    Search& search = searches[blockIdx.x];
+    let_next_begin();
+    wait_for_inputs();
+    ranks[threadIdx.x] = search.largest[threadIdx.x];
+    __syncthreads();
+    sort(ranks, GROUPS);
+    if (threadIdx.x == 0) search.least = larger(ranks[count - 1], 1), search.found = 0;
+}
+
+// What is at least as large: block (part, row).
+KERNEL __launch_bounds__(PART_THREADS)
+    collect_of_parts(const float* logits, Search* searches, u32 columns, const u32* mask_of, const u32* masks) {
+    let_next_begin();
+    wait_for_inputs();
+    const u32* mask = mask_of_row(mask_of, masks, columns, blockIdx.y);
+    Search& search = searches[blockIdx.y];
+    const u64 least = search.least;
+    for_own(logits + u64(blockIdx.y) * columns, mask, columns, blockIdx.x * PART_THREADS + threadIdx.x, PARTS * PART_THREADS,
+            [&](u64 rank) {
+                if (rank < least) return;
+                const u64 at = atomicAdd(&search.found, u64(1));
+                if (at < ROOM) search.ranks[at] = rank;
+            });
+}
+
+// tokens[row][i], values[row][i]: the i-th largest. TOO_MANY if there was no room for all that had to be collected.
+KERNEL __launch_bounds__(1024) top_k_rows(const Search* searches, u32* tokens, float* values, u32 count) {
     __shared__ u64 ranks[ROOM];
-    __shared__ u32 collected;
-    const float* row = logits + u64(blockIdx.x) * columns;
+    const Search& search = searches[blockIdx.x];
     tokens += u64(blockIdx.x) * count;
     values += u64(blockIdx.x) * count;
-    const u32* mask = mask_of_row(mask_of, masks, columns, blockIdx.x);
-    u64 best = 0;
-    for_own(row, mask, columns, threadIdx.x, THREADS, [&](u64 rank) { best = larger(best, rank); });
-    ranks[threadIdx.x] = best;
-    if (threadIdx.x == 0) collected = 0;
-    __syncthreads();
-    sort(ranks, THREADS);
-    const u64 least = larger(ranks[count - 1], 1);
-    __syncthreads();
-    for_own(row, mask, columns, threadIdx.x, THREADS, [&](u64 rank) {
-        if (rank >= least) {
-            const u32 at = atomicAdd(&collected, 1u);
-            if (at < ROOM) ranks[at] = rank;
-        }
-    });
-    __syncthreads();
-    const u32 found = collected;
+    let_next_begin();
+    wait_for_inputs();
+    const u64 found = search.found;
     if (found > ROOM) {
         if (threadIdx.x == 0) tokens[0] = TOO_MANY;
         return;
     }
     u32 sorted = 2;
     while (sorted < found) sorted *= 2;
-    for (u32 i = found + threadIdx.x; i < sorted; i += THREADS) ranks[i] = 0;
+    for (u32 i = threadIdx.x; i < sorted; i += THREADS) ranks[i] = i < found ? search.ranks[i] : 0;
     __syncthreads();
     sort(ranks, sorted);
     for (u32 i = threadIdx.x; i < count; i += THREADS) {

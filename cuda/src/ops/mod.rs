@@ -54,7 +54,8 @@ pub(crate) fn units(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant,
 
 /// Bytes of the scratch that all ops share: what the one that wants most wants.
 pub(crate) fn scratch_bytes(program: &Program, limits: &Limits, device: &Device) -> u64 {
-    program.ops.iter().map(|op| of_op(program, op, limits, device)).max().unwrap_or(0)
+    let of_ops = program.ops.iter().map(|op| of_op(program, op, limits, device)).max().unwrap_or(0);
+    of_ops.max(top_k::scratch_bytes(limits) as u64)
 }
 
 fn of_op(program: &Program, op: &Op, limits: &Limits, device: &Device) -> u64 {
