@@ -1,0 +1,203 @@
+//! What the engine itself takes of a step, around a device that takes nothing: `cargo bench --bench engine`. A GPU waits for the
+//! part which comes between two steps. `--sequences N` and `--drafts N` change what is at work.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
+
+use kvas::{
+    engine::{Engine, EngineConfig, Event, Request},
+    memory::SequenceId,
+    model::Model,
+    sampling::{Sampler, SamplerParams},
+    speculation::{Confidence, DraftRequest, Drafter, DrafterKind, Effort},
+};
+use kvas_backend::{
+    Act, Backend, DeviceError, KvType, Limits, Page, Program, Replay, Slot, StateType, Step, Store, TopK, TopKFound,
+    WeightSource, op,
+};
+use kvas_gguf::Quant;
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+const TOKENS: usize = 400;
+
+fn main() -> Result<(), String> {
+    let (mut sequences, mut drafts) = (128, 0);
+    let mut path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/kvas-10m.q8_0.gguf");
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    while let Some(argument) = arguments.next() {
+        let value = arguments.next().ok_or(format!("{argument}: expected a value"))?;
+        let number = || value.parse().map_err(|_| format!("{argument} {value}: expected a number"));
+        match argument.as_str() {
+            "--sequences" => sequences = number()?,
+            "--drafts" => drafts = number()?,
+            "--model" => path = value.into(),
+            _ => return Err(format!("{argument}: expected --sequences, --drafts or --model")),
+        }
+    }
+    let model = Model::open(&path, None).map_err(|error| error.to_string())?;
+    for (name, params) in [("greedy", SamplerParams::greedy()), ("default", SamplerParams::default())] {
+        measure(&model, name, &params, (sequences, drafts));
+    }
+    Ok(())
+}
+
+fn measure(model: &Model, name: &str, params: &SamplerParams, (sequences, drafts): (usize, usize)) {
+    let context = 32 + TOKENS + drafts;
+    let pages = 1 + model.program.page_stores() * sequences * (context.div_ceil(16) + 1);
+    let replay = Replay::new(16, 1 + drafts);
+    let (slots, rows) = (sequences + 1, sequences * (1 + drafts));
+    let limits = Limits {
+        context: 0,
+        rows: rows.max(64),
+        outputs: rows,
+        pages,
+        page_size: 16,
+        slots,
+        snapshots: 4,
+        replay,
+        kv_type: KvType::F16,
+        state_type: StateType::F32,
+    };
+    let spent = Arc::new(Mutex::new(Spent::default()));
+    let runner = model.prepare(Box::new(Idle { spent: spent.clone() }), limits, &mut |_, _| {}).unwrap();
+    let drafters: Vec<Box<dyn Drafter>> = if drafts > 0 { vec![Box::new(Right)] } else { vec![] };
+    let (most_drafts, effort) = (drafts, Effort::Most);
+    let engine = Engine::start(runner, EngineConfig { drafters, most_drafts, effort, ..EngineConfig::new(context) });
+    let vocab = model.spec.vocab;
+    let streams: Vec<_> = (0..sequences as u32)
+        .map(|number| {
+            let sampler = Sampler::new(SamplerParams { seed: Some(1), ..params.clone() }, vocab, &[]).unwrap();
+            let prompt = (0..16).map(|at| (number + at) % vocab as u32).collect();
+            engine.submit(Request { max_tokens: TOKENS, ..Request::new(prompt, sampler) })
+        })
+        .collect();
+    for stream in &streams {
+        while !matches!(stream.next_event(), Event::Done(..) | Event::Failed(_)) {}
+    }
+    let Spent { steps, between, .. } = *spent.lock().unwrap();
+    let each = between.as_secs_f64() * 1e6 / f64::from(steps.max(1));
+    println!("{sequences} sequences, {drafts} drafts, {name}: {each:.0} us between steps, {steps} of them");
+}
+
+/// Proposes what the device finds.
+#[derive(Debug)]
+struct Right;
+
+impl Drafter for Right {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Draft
+    }
+
+    fn look(&mut self, _: SequenceId, _: &[u32]) -> Option<Confidence> {
+        Some(Confidence::Model)
+    }
+
+    fn draft(&mut self, asked: &mut [DraftRequest<'_>]) -> Result<(), DeviceError> {
+        asked.iter_mut().for_each(|asked| asked.drafts = vec![TOKEN; asked.most]);
+        Ok(())
+    }
+
+    fn forget(&mut self, _: SequenceId) {}
+}
+
+/// What is always found.
+const TOKEN: u32 = 300;
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Spent {
+    steps: u32,
+    between: Duration,
+    ended: Option<Instant>,
+    rows: usize,
+}
+
+/// A device that computes nothing in no time, and sees when it is asked.
+struct Idle {
+    spent: Arc<Mutex<Spent>>,
+}
+
+macro_rules! nothing {
+    ($($name:ident($($kind:ty),*);)*) => {
+        $(fn $name(&mut self, $(_: $kind),*) -> Result<(), DeviceError> {
+            Ok(())
+        })*
+    };
+}
+
+impl Backend for Idle {
+    fn prepare(&mut self, _: Arc<Program>, _: &mut dyn WeightSource, _: Limits) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn scratch_bytes(&self, _: &Program, _: &[Quant], _: &Limits) -> u64 {
+        0
+    }
+
+    fn rewindable(&self, _: Slot) -> u32 {
+        4
+    }
+
+    fn until_fold(&self, _: Slot) -> usize {
+        16
+    }
+
+    fn run(&mut self, _: &Program, step: &Step) -> Result<(), DeviceError> {
+        let mut spent = self.spent.lock().unwrap();
+        // Of equal steps: those in which all are at work.
+        let is_next = spent.rows == step.tokens().len();
+        if let Some(ended) = spent.ended.filter(|_| is_next) {
+            spent.between += ended.elapsed();
+            spent.steps += 1;
+        }
+        spent.rows = step.tokens().len();
+        Ok(())
+    }
+
+    fn max_top_k(&self) -> usize {
+        128
+    }
+
+    fn top_k(&mut self, _: Act, wanted: &TopK, found: &mut TopKFound) -> Result<(), DeviceError> {
+        found.tokens.clear();
+        found.tokens.extend((0..wanted.rows).flat_map(|_| (TOKEN..).take(wanted.count)));
+        found.logits.clear();
+        found.logits.extend((0..wanted.rows).flat_map(|_| (0..wanted.count).map(|at| 30.0 - 20.0 * at as f32)));
+        self.spent.lock().unwrap().ended = Some(Instant::now());
+        Ok(())
+    }
+
+    nothing! {
+        begin(&Step);
+        commit(&[(Slot, u32)]);
+        rewind(Slot, u32);
+        copy_slots(&[(Slot, Slot)]);
+        clear_slots(&[Slot]);
+        copy_pages(&[(Page, Page)]);
+        save_slot(Slot, u32, &mut Vec<f32>);
+        load_slot(Slot, u32, &[f32]);
+        save_page(Store, Page, usize, &mut Vec<f32>);
+        load_page(Store, Page, &[f32]);
+        read(Act, usize, &mut [f32]);
+        write(Act, &[f32]);
+        embed(&op::Embed);
+        gather_rows(&op::GatherRows);
+        norm(&op::Norm);
+        linear(&op::Linear);
+        gated_linear(&op::GatedLinear);
+        head_linear(&op::HeadLinear);
+        rope_store(&op::RopeStore);
+        attention(&op::Attention);
+        causal_conv(&op::CausalConv);
+        short_conv(&op::ShortConv);
+        gated_delta(&op::GatedDelta);
+        mamba2(&op::Mamba2);
+        mamba1(&op::Mamba1);
+        gated_norm(&op::GatedNorm);
+        route(&op::Route);
+        expert_gated_linear(&op::ExpertGatedLinear);
+        expert_linear(&op::ExpertLinear);
+    }
+}
