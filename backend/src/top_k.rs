@@ -21,7 +21,7 @@ pub struct TopK {
 
 impl TopK {
     /// Tokens of an output row that are told apart, at most, on average.
-    pub const APART: usize = 256;
+    pub const APART: usize = 1024;
     /// Stands for no mask.
     pub const ANY: u32 = u32::MAX;
     /// Found in place of a token where a row has no more of them above minus infinity.
