@@ -10,6 +10,7 @@ pub(crate) mod json;
 mod layout;
 mod metadata;
 mod nvfp4;
+mod packed;
 mod plan;
 mod scales;
 mod settings;
