@@ -189,13 +189,27 @@ impl Planner<'_> {
                 || (mtp == MtpBlocks::Omit && name.starts_with("mtp."))
         };
         let left = self.checkpoint.names().filter(|name| !self.used.contains(*name));
-        let (ignored, unknown): (Vec<&str>, Vec<&str>) = left.partition(|name| may(name));
+        let (mut ignored, others): (Vec<&str>, Vec<&str>) = left.partition(|name| may(name));
+        let mut unknown = Vec::new();
+        for name in others {
+            let list = if adds_nothing(self.checkpoint, name)? { &mut ignored } else { &mut unknown };
+            list.push(name);
+        }
         if let [first, rest @ ..] = unknown.as_slice() {
             let more = if rest.is_empty() { String::new() } else { format!(" (and {} others)", rest.len()) };
             bail!("tensor {first}{more} has no place in a {} file", settings.name());
         }
         Ok(ignored.into_iter().map(String::from).collect())
     }
+}
+
+/// True for a bias of nothing but zeros: GPTQ writes them for matrices that have none.
+fn adds_nothing(checkpoint: &Checkpoint, name: &str) -> Result<bool> {
+    let stored = checkpoint.get(name).filter(|stored| name.ends_with(".bias") && stored.shape.len() == 1);
+    let Some((stored, float)) = stored.and_then(|stored| Some((stored, stored.float?))) else { return Ok(false) };
+    let mut raw = vec![0; float.bytes_of(stored.shape[0])];
+    checkpoint.read(stored, 0, &mut raw)?;
+    Ok(raw.iter().all(|byte| *byte == 0))
 }
 
 /// True if a pattern with at most one `*` fits.

@@ -221,3 +221,80 @@ fn zeros_of_gptq_that_borrowed_come_back() {
     put(&mut packed, &name, &integers, Way::Gptq);
     assert_eq!(numbers(&packed.f32(), "blk.0.ffn_up.weight"), numbers(&plain.f32(), "blk.0.ffn_up.weight"));
 }
+
+/// GPTQ writes biases for matrices that have none; any other number than 0 would be lost.
+#[test]
+fn biases_of_zeros_are_left_out() {
+    let mut fixture = wide();
+    let bias = "model.layers.0.self_attn.o_proj.bias";
+    let mut with = |number: f32| {
+        let numbers = vec![0.0, 0.0, 0.0, number, 0.0, 0.0, 0.0, 0.0];
+        fixture.tensors.insert(bias.into(), Made { dtype: Dtype::F16, shape: vec![8], numbers });
+        fixture.convert(&of(Quant::F32)).map(|_| plan(fixture.folder.path(), &of(Quant::F32)).unwrap().ignored)
+    };
+    assert_eq!(with(0.0).unwrap(), [bias]);
+    assert_eq!(with(0.5).unwrap_err().to_string(), format!("tensor {bias} has no place in a llama file"));
+}
+
+/// Puts 4-bit codes of bitsandbytes in the place of a weight. Returns what they stand for.
+fn put_blocks(fixture: &mut Fixture, weight: &str, [rows, columns]: [usize; 2], nested: bool) -> Vec<f32> {
+    const BLOCK: usize = 12;
+    let (count, blocks) = (rows * columns, (rows * columns).div_ceil(BLOCK));
+    let table: Vec<f32> = (0..16).map(|at| (at as f32 - 7.0) / 8.0).collect();
+    let code = |at: usize| (at * 7 + 3) % 16;
+    let mut state = json!({"quant_type": "nf4", "blocksize": BLOCK, "dtype": "bfloat16", "shape": [rows, columns]});
+    let mut put = |ending: &str, dtype, shape: &[usize], numbers| {
+        fixture.tensors.insert(format!("{weight}{ending}"), Made { dtype, shape: shape.to_vec(), numbers });
+    };
+    let bytes = (0..count / 2).map(|at| (code(2 * at) * 16 + code(2 * at + 1)) as f32).collect();
+    put("", Dtype::U8, &[count / 2, 1], bytes);
+    put(".quant_map", Dtype::F32, &[16], table.clone());
+    let scales: Vec<f32> = if nested {
+        let codes: Vec<usize> = (0..blocks).map(|at| at * 19 % 256).collect();
+        let (numbers, factors) = (|code: usize| code as f32 / 64.0 - 2.0, |at: usize| 0.5 + at as f32);
+        put(".absmax", Dtype::U8, &[blocks], codes.iter().map(|code| *code as f32).collect());
+        put(".nested_quant_map", Dtype::F32, &[256], (0..256).map(numbers).collect());
+        put(".nested_absmax", Dtype::F32, &[blocks.div_ceil(4)], (0..blocks.div_ceil(4)).map(factors).collect());
+        state["nested_blocksize"] = json!(4);
+        state["nested_offset"] = json!(0.25);
+        codes.iter().enumerate().map(|(at, code)| numbers(*code) * factors(at / 4) + 0.25).collect()
+    } else {
+        let scales: Vec<f32> = (0..blocks).map(|at| 0.125 + at as f32 / 32.0).collect();
+        put(".absmax", Dtype::F32, &[blocks], scales.clone());
+        scales
+    };
+    let text = state.to_string();
+    let numbers = text.bytes().map(f32::from).collect();
+    put(".quant_state.bitsandbytes__nf4", Dtype::U8, &[text.len()], numbers);
+    (0..count).map(|at| table[code(at)] * scales[at / BLOCK]).collect()
+}
+
+/// Blocks go on from one row to the next.
+#[test]
+fn codes_of_bitsandbytes_become_the_numbers_they_stand_for() {
+    for nested in [false, true] {
+        let (mut packed, mut plain) = (wide(), wide());
+        packed.config["quantization_config"] =
+            json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "load_in_8bit": false});
+        for (name, shape) in MATRICES {
+            let name = format!("model.layers.0.{name}");
+            plain.tensors.get_mut(&name).unwrap().numbers = put_blocks(&mut packed, &name, shape, nested);
+        }
+        let (packed_file, plain_file) = (packed.f32(), plain.f32());
+        for info in plain_file.tensors() {
+            let [found, expected] = [&packed_file, &plain_file].map(|file| numbers(file, &info.name));
+            assert_eq!(found, expected, "{nested}: {}", info.name);
+        }
+        assert!(plan(packed.folder.path(), &of(Quant::F32)).unwrap().ignored.is_empty());
+    }
+    let mut fixture = wide();
+    let name = format!("model.layers.0.{}", MATRICES[0].0);
+    put_blocks(&mut fixture, &name, MATRICES[0].1, false);
+    fixture.tensors.remove(&format!("{name}.quant_map"));
+    assert_eq!(fixture.error(&of(Quant::F32)), format!("tensor {name}.quant_map is missing from the checkpoint"));
+    put_blocks(&mut fixture, &name, MATRICES[0].1, false);
+    fixture.tensors.get_mut(&format!("{name}.absmax")).unwrap().numbers.pop();
+    fixture.tensors.get_mut(&format!("{name}.absmax")).unwrap().shape = vec![5];
+    let error = fixture.error(&of(Quant::F32));
+    assert_eq!(error, format!("tensor {name}.absmax is F32 of the shape [5], expected 6 of F32"));
+}

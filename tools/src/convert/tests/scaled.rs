@@ -164,7 +164,7 @@ fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
             "checkpoint_format = \"marlin\", expected \"gptq\" or \"gptq_v2\"",
         ),
         (json!({"quant_method": "awq", "version": "gemv"}), "version = \"gemv\", expected \"gemm\""),
-        (json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "quant_method = \"bitsandbytes\", expected"),
+        (json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), "load_in_8bit = true, expected false"),
         (
             json!({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
             "quant_algo = \"W4A16_AWQ\", expected \"FP8\" or",

@@ -1,18 +1,13 @@
-//! Weights whose rows do not lie in the checkpoint as rows: integers around zeros that GPTQ, AWQ and compressed-tensors pack into
-//! others of 32 bits. Rows are made as F32 while a tensor is written.
+//! Integers around zeros that GPTQ, AWQ and compressed-tensors pack into others of 32 bits.
 
-use super::checkpoint::{Checkpoint, Stored};
-use super::floats::Float;
-use super::json::Json;
+use crate::convert::checkpoint::{Checkpoint, Stored};
+use crate::convert::floats::Float;
+use crate::convert::json::Json;
 use anyhow::{Context, Result, bail};
-use rayon::prelude::*;
 use safetensors::tensor::Dtype;
 
 /// Where AWQ has each of eight neighbours in an integer of 32 bits.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
-
-/// Rows made together: where codes of neighbouring rows are neighbours, a line of the cache has them all.
-const ROWS_AT_ONCE: usize = 16;
 
 /// How a matrix lies in its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +22,7 @@ enum Packing {
 
 /// A matrix of integers, of which each group of columns has a scale and a zero for each row.
 #[derive(Debug, Clone)]
-pub(super) struct Packed {
+pub(in crate::convert) struct Packed {
     packing: Packing,
     /// Bits of an integer.
     bits: usize,
@@ -43,7 +38,7 @@ pub(super) struct Packed {
 }
 
 /// A matrix in memory, its codes as they are stored.
-pub(super) struct Unpacked {
+pub(in crate::convert) struct Unpacked {
     packing: Packing,
     bits: usize,
     rows: usize,
@@ -149,7 +144,7 @@ fn join(checkpoint: &mut Checkpoint, stem: &str, names: &Names, packing: Packing
     let mut joined = codes.clone();
     (joined.shape, joined.float) = (vec![rows, columns], Some(Float::F32));
     let packed = Packed { packing, bits, rows, columns, groups, codes, zeros, scales, float, group_of };
-    joined.packed = Some(Box::new(packed));
+    joined.packed = Some(Box::new(super::Packed::Words(packed)));
     checkpoint.insert(&name("weight"), joined);
     Ok(())
 }
@@ -236,21 +231,14 @@ fn words(checkpoint: &Checkpoint, stored: &Stored) -> Result<Vec<u32>> {
 }
 
 impl Unpacked {
-    /// Fills `out` with the rows from row `first` on, as F32.
-    pub(super) fn fill(&self, first: usize, out: &mut [u8]) {
-        let row_bytes = Float::F32.bytes_of(self.columns);
-        out.par_chunks_mut(ROWS_AT_ONCE * row_bytes).enumerate().for_each(|(block, out)| {
-            let first = first + block * ROWS_AT_ONCE;
-            let mut rows: Vec<&mut [[u8; 4]]> =
-                out.chunks_mut(row_bytes).map(|row| row.as_chunks_mut::<4>().0).collect();
-            for (column, &group) in self.group_of.iter().enumerate() {
-                for (row, out) in rows.iter_mut().enumerate() {
-                    let at = self.at(group, first + row);
-                    let code = self.code(first + row, column) as f32;
-                    out[column] = ((code - self.zeros[at]) * self.scales[at]).to_le_bytes();
-                }
-            }
-        });
+    pub(super) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// A number of the matrix.
+    pub(super) fn number(&self, row: usize, column: usize) -> f32 {
+        let at = self.at(self.group_of[column], row);
+        (self.code(row, column) as f32 - self.zeros[at]) * self.scales[at]
     }
 
     /// Where the scale of a group and row is.
