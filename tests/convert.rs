@@ -192,3 +192,29 @@ fn what_is_left_out_is_said_once() {
     assert_eq!(lines[0], "left out, since the language model does not need it: lm_head.weight");
     assert!(lines[1].ends_with(" parameters") && lines.len() == 2, "{said}");
 }
+
+/// Rows of 64 are no whole blocks of 256.
+#[test]
+fn matrices_that_have_another_format_than_asked_for_are_counted() {
+    let trial = Trial::new("llama");
+    let arguments = trial.arguments();
+    let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    for (name, is_told) in [("q4_k", true), ("q4_k_m", true), ("q8_0", false), ("bf16", false)] {
+        arguments.truncate(4);
+        arguments.extend(["--type", name]);
+        let output = kvas(&arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        let told = said.lines().any(|line| {
+            line.starts_with("the rows of ")
+                && line.contains("matrices are no whole blocks of the formats they should have: they are in Q5_0")
+        });
+        assert_eq!(told, is_told, "{name}: {said}");
+    }
+    arguments.truncate(4);
+    arguments.extend(["--type", "f32"]);
+    assert!(kvas(&arguments).status.success());
+    let (source, out) = (text(&trial.out()), text(&trial.root.path().join("out/small.gguf")));
+    let said = String::from_utf8(kvas(&["quantize", &source, &out, "q4_k_m"]).stderr).unwrap();
+    assert!(said.contains("matrices are no whole blocks of the formats they should have: they are in Q5_0"), "{said}");
+}

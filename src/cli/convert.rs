@@ -1,6 +1,6 @@
 //! `kvas convert`: a Hugging Face checkpoint to GGUF.
 
-use super::{Stdout, note, output, progress};
+use super::{Stdout, note, output, progress, quantize::note_unfit};
 use clap::Args;
 use kvas::text::Tokenizer;
 use kvas_gguf::Quant;
@@ -128,6 +128,7 @@ fn summarise(report: &ConvertReport) {
         let more = if others.is_empty() { String::new() } else { format!(" and {} other tensors", others.len()) };
         note(format_args!("left out, since the language model does not need it: {first}{more}"));
     }
+    note_unfit(plan.tensors.iter().filter(|tensor| !tensor.fits).map(|tensor| tensor.quant));
     let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     let names = match names.as_slice() {
         [first, .., last] => format!("{first} to {last}"),

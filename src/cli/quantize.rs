@@ -78,6 +78,7 @@ impl Quantize {
         bar.finish_and_clear();
         let (out, mix) = (self.output.display(), options.recipe.mix.name);
         let (tensors, bytes, bits) = (plan.tensors.len(), plan.bytes(), bits(&plan));
+        note_unfit(plan.tensors.iter().filter(|tensor| !tensor.fits).map(|tensor| tensor.quant));
         note(format_args!("{out}: {mix}, {tensors} tensors, {bytes} bytes, {bits:.2} bits a parameter"));
         Ok(0)
     }
@@ -117,6 +118,24 @@ fn pattern(text: &str) -> anyhow::Result<(Regex, Quant)> {
         bail!("--tensor-type {text}: {pattern} is no regular expression");
     };
     Ok((regex, quant("--tensor-type", name)?))
+}
+
+/// Says of how many matrices the rows are no whole blocks of the format they should have, and which ones they have instead.
+pub(super) fn note_unfit(quants: impl Iterator<Item = Quant>) {
+    let mut names: Vec<&str> = quants.map(Quant::name).collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    let names = names.join(", ");
+    match count {
+        0 => {}
+        1 => note(format_args!(
+            "the rows of 1 matrix are no whole blocks of the format it should have: it is in {names}"
+        )),
+        _ => note(format_args!(
+            "the rows of {count} matrices are no whole blocks of the formats they should have: they are in {names}"
+        )),
+    }
 }
 
 fn bits(plan: &QuantizePlan) -> f64 {

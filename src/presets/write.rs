@@ -89,7 +89,7 @@ pub(super) fn store_as(tensors: &mut [Tensor], mix: &'static Mix, facts: &Facts)
         .map(|tensor| quantize::Tensor { name: &tensor.name, shape: &tensor.shape, stored: tensor.quant })
         .collect();
     let chosen = quantize::choose(&quantize::Recipe::new(mix), facts, &seen);
-    tensors.iter_mut().zip(chosen).for_each(|(tensor, quant)| tensor.quant = quant);
+    tensors.iter_mut().zip(chosen).for_each(|(tensor, choice)| tensor.quant = choice.quant);
 }
 
 /// The shape of a tensor of so many rows, the contiguous dimension first.

@@ -40,7 +40,8 @@ fn every_mix_chooses_what_the_reference_chose() {
         for (column, name) in mixes.into_iter().enumerate() {
             let mix = Mix::from_name(name.trim_end_matches('+')).unwrap();
             let recipe = Recipe { weighted: name.ends_with('+'), ..Recipe::new(mix) };
-            for (row, quant) in rows.iter().zip(choose(&recipe, &facts, &tensors)) {
+            for (row, choice) in rows.iter().zip(choose(&recipe, &facts, &tensors)) {
+                let quant = choice.quant;
                 assert_eq!(quant.name(), row[column + 2], "{}: {} in {name}", path.display(), row[0]);
                 compared += 1;
             }

@@ -3,12 +3,14 @@
 //! A template is a program from outside. It renders within limits of memory and time that grow with the conversation,
 //! and can touch nothing but the values it is given.
 
+mod arguments;
 mod json;
 mod meter;
 mod printing;
 mod python;
 mod remainder;
 mod rewrite;
+mod slices;
 #[cfg(test)]
 mod tests;
 mod variadic;
@@ -111,8 +113,10 @@ impl ChatTemplate {
         environment.set_fuel(Some(Meter::fuel(input_bytes)));
         meter::install(&mut environment, &meter);
         remainder::install(&mut environment);
+        slices::install(&mut environment);
         words::install(&mut environment);
         python::install(&mut environment, &meter, conversation.now.clone().unwrap_or_else(jiff::Zoned::now));
+        arguments::install(&mut environment, &meter);
         let mut prompt = String::new();
         let mut output = make_string_output(&mut prompt);
         let context = context(conversation);

@@ -19,6 +19,13 @@ pub(super) fn as_python(value: &Value) -> Value {
     printed(value).map_or_else(|| value.clone(), Value::from)
 }
 
+/// The value as an item of a list: texts are quoted.
+pub(super) fn repr(value: &Value) -> String {
+    let mut out = String::new();
+    write(value, &mut out);
+    out
+}
+
 fn is_float(value: &Value) -> bool {
     value.kind() == ValueKind::Number && !value.is_integer()
 }

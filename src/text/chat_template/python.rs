@@ -1,8 +1,8 @@
 //! The functions, filters and string methods that templates written for Python expect.
 
-use super::json;
 use super::meter::{Failure, Meter};
 use super::printing::as_python;
+use super::{arguments, json};
 use minijinja::value::{Kwargs, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 use minijinja_contrib::pycompat;
@@ -26,7 +26,10 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>, now
         false => filters::items(value),
     });
     add_lenient_filters(environment);
-    environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| json::tojson(&own, value, &kwargs));
+    environment.add_filter("tojson", move |value: &Value, args: Rest<ValueOrKwargs>| {
+        let parameters = ["ensure_ascii", "indent", "separators", "sort_keys"];
+        json::tojson(&own, value, &arguments::named(&args.into_values(), &parameters)?)
+    });
     // These print or copy values without end to what they make from little, and none of them is Python's.
     for name in ["pprint", "lines", "chain", "zip"] {
         environment.remove_filter(name);
@@ -64,24 +67,16 @@ fn add_conversions(environment: &mut Environment<'_>) {
     environment.add_filter("float!", filters::float);
     for (name, original, zero) in [("int", "int!", Value::from(0)), ("float", "float!", Value::from(0.0))] {
         environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-            let args = args.into_values();
+            let mut args = args.into_values();
+            if let Some(text) = args.first_mut() {
+                *text = number_text(text);
+            }
             state.apply_filter(original, &args).or_else(|error| match args.as_slice() {
                 [_] if error.kind() == ErrorKind::InvalidOperation => Ok(zero.clone()),
                 _ => Err(error),
             })
         });
     }
-    environment.add_filter("dictsort!", filters::dictsort);
-    environment.add_filter("dictsort", |state: &mut State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>| {
-        let args = args.into_values();
-        let (given, named) = from_args::<(&[Value], Kwargs)>(&args)?;
-        let placed = ["case_sensitive", "by", "reverse"].into_iter().zip(given.iter().cloned());
-        let mut all: Vec<(String, Value)> = placed.map(|(name, value)| (name.into(), value)).collect();
-        for name in named.args() {
-            all.push((name.into(), named.peek(name)?));
-        }
-        state.apply_filter("dictsort!", &[value.clone(), Value::from(all.into_iter().collect::<Kwargs>())])
-    });
     environment.add_function("dict", |value: Option<Value>, named: Kwargs| {
         // Pairs make one, too.
         let is_pairs = value.as_ref().is_some_and(|value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable));
@@ -94,6 +89,18 @@ fn add_conversions(environment: &mut Environment<'_>) {
             value => functions::dict(value, named),
         }
     });
+}
+
+/// A text of a number without the white space around it and the `_` between its digits.
+fn number_text(value: &Value) -> Value {
+    match value.as_str() {
+        Some(text) => {
+            let text = text.trim();
+            let is_grouped = !text.contains("__") && !text.starts_with('_') && !text.ends_with('_');
+            Value::from(if is_grouped { text.replace('_', "") } else { text.into() })
+        }
+        None => value.clone(),
+    }
 }
 
 /// To Python, what is not there has no items: its length is 0, and its first item is not there either.
@@ -156,6 +163,9 @@ fn add_paid_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
                 ("join", Some(value)) if value.kind() == ValueKind::Seq => {
                     *value = value.try_iter()?.map(|item| as_python(&item)).collect();
                 }
+                ("format", _) => args = arguments::of_format(&args).unwrap_or(args),
+                ("batch", _) => args = arguments::in_places(&args, &["value", "linecount", "fill_with"])?,
+                ("slice", _) => args = arguments::in_places(&args, &["value", "slices", "fill_with"])?,
                 _ => {}
             }
             state.apply_filter(original, &args)

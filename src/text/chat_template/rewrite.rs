@@ -5,6 +5,7 @@
 
 use super::meter::{BUILT, CONCAT, GROW, ITER, MACRO, MADE, OWNED};
 use super::remainder::REMAINDER;
+use super::slices::SLICE;
 use super::syntax_error;
 use super::variadic::Macros;
 use crate::text::TextError;
@@ -189,7 +190,8 @@ fn guard_one<'a>(instruction: &Instruction<'a>) -> Vec<Instruction<'a>> {
         }
         // The namespace lies on top of the value.
         I::SetAttr(_) => vec![I::Swap, call(OWNED, 1), I::Swap, original],
-        I::Slice | I::ApplyFilter(..) | I::CallMethod(..) | I::CallFunction(..) | I::CallObject(_) => {
+        I::Slice => vec![call(SLICE, 4), call(MADE, 1)],
+        I::ApplyFilter(..) | I::CallMethod(..) | I::CallFunction(..) | I::CallObject(_) => {
             vec![original, call(MADE, 1)]
         }
         _ => vec![original],

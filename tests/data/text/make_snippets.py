@@ -134,6 +134,16 @@ SNIPPETS = [
     r'{{ 1 is callable }}{{ range is callable }}{{ "a" is callable }}{{ [] is callable }}{{ {} is callable }}{% macro m() %}{% endmacro %}{{ m is callable }}',
     r'{{ [3, 1, 2].index(1) }}{{ ["a"].index("a") }}',
     r'{{ [3].index(1) }}',
+    r'{% for start in [none, -9, -3, -2, -1, 0, 1, 2, 3, 9] %}{% for stop in [none, -9, -3, -2, -1, 0, 1, 2, 3, 9] %}{% for step in [none, -2, -1, 1, 2] %}{{ [1, 2, 3][start:stop:step] }}{{ "xyz"[start:stop:step] }}{{ ""[start:stop:step] }}{{ [][start:stop:step] }}{{ (1, 2)[start:stop:step] }}{% endfor %}{% endfor %}{% endfor %}',
+    r'{{ m[1:][::-1]|length }}{{ m[2:][::-1]|length }}{{ range(5)[::-2]|list }}{{ "é✓x"[:1] }}{{ "é✓x"[1::2] }}{{ "abc"[-2:] }}',
+    r'{{ [1][::0] }}',
+    r'{{ [1, 3, 2]|sort(true) }}{{ ["b", "A", "c"]|sort(false, true) }}{{ m|sort(false, false, "role")|map(attribute="role")|list }}{{ ["a", "A"]|unique(true)|list }}{{ ["a", "A"]|unique|list }}{{ ["b", "A"]|min(true) }}{{ ["b", "A"]|max(true) }}{{ m|max(attribute="role") }}',
+    r'{{ range(5)|batch(3, fill_with=0)|list }}{{ range(5)|batch(linecount=2)|list }}{{ range(5)|slice(3, fill_with="x")|list }}{{ range(5)|slice(slices=2)|list }}',
+    r'{{ d|tojson(true) }}{{ d|tojson(false, 2) }}{{ [1]|tojson(false, none, [",", ":"]) }}',
+    r"""{{ "<a href='x'>&\"</a>"|e }}{{ "<"|escape|escape }}{{ "<"|safe|e }}{{ "<"|safe|forceescape }}{{ [1e20, "<"]|e }}""",
+    r"""{{ "%r" % s }}{{ "%r %s" % ("a'b", [1]) }}{{ "%r"|format(none) }}{{ "%d|%5d|%-3d|%i" % (3.99, true, -2.5, 7) }}{{ "%d%%" % 5 }}{{ "é%r✓" % "é" }}{{ "%5.1f|%x" % (2.345, 255) }}""",
+    r'{% set ns = namespace({"k": 1}, z=3) %}{{ ns.k + ns.z }}{% set ns = namespace({"k": 1}, k=2) %}{{ ns.k }}{% set ns = namespace() %}{{ ns.k is defined }}{% set ns = namespace([["a", 5]]) %}{{ ns.a }}',
+    r'{{ " 12 "|int }}{{ "1_000"|int }}{{ "1__0"|int }}{{ "_1"|int }}{{ "\n7.5 "|float }}{{ " ff"|int(0, 16) }}',
 ]
 
 cases = []

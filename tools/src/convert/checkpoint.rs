@@ -1,6 +1,7 @@
 //! The safetensors files of a checkpoint: which tensors there are, and their bytes by ranges.
 
 use super::floats::Float;
+use super::packed::Packed;
 use super::scales::Scales;
 use anyhow::{Context, Result, bail};
 use safetensors::tensor::{Dtype, Metadata};
@@ -39,6 +40,8 @@ pub(crate) struct Stored {
     pub(crate) float: Option<Float>,
     /// What its numbers are multiples of.
     pub(super) scales: Option<Box<Scales>>,
+    /// What its rows are made of, where they do not lie in the file.
+    pub(super) packed: Option<Box<Packed>>,
     shard: usize,
     /// First byte in the shard.
     offset: u64,
@@ -97,7 +100,7 @@ impl Checkpoint {
             }
             let offset = start + info.data_offsets.0 as u64;
             let (shape, dtype) = (info.shape.clone(), info.dtype);
-            let stored = Stored { shape, dtype, float: Float::of(dtype), scales: None, shard, offset };
+            let stored = Stored { shape, dtype, float: Float::of(dtype), scales: None, packed: None, shard, offset };
             self.tensors.insert(tensor, stored);
         }
         self.shards.push(Shard { name: name.into(), file });

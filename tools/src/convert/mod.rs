@@ -10,6 +10,7 @@ pub(crate) mod json;
 mod layout;
 mod metadata;
 mod nvfp4;
+mod packed;
 mod plan;
 mod scales;
 mod settings;
@@ -120,6 +121,8 @@ pub struct PlannedTensor {
     pub name: String,
     /// Type in the file.
     pub quant: Quant,
+    /// False if it should have another type, of which its rows are no whole blocks.
+    pub fits: bool,
     /// Elements along each dimension, the contiguous one first.
     pub shape: Vec<u64>,
     /// Bytes of its data.

@@ -26,11 +26,22 @@ pub(super) fn factors(name: &str, data: &Data, shape: &[usize], values: &Values)
     let tensor = PlannedTensor {
         name: format!("{stem}.scale"),
         quant: Quant::F32,
+        fits: true,
         shape: vec![factors.len() as u64],
         bytes: 4 * factors.len() as u64,
         sources: Vec::new(),
     };
     Ok(Some(Job { tensor, data: Data::Made(factors) }))
+}
+
+/// Whether all numbers of a tensor are in NVFP4.
+pub(super) fn is_whole(data: &Data) -> bool {
+    match data {
+        Data::Stored { sources, .. } => {
+            sources.iter().all(|source| source.scales.as_ref().is_some_and(|scales| scales.factor().is_some()))
+        }
+        Data::Made(_) => false,
+    }
 }
 
 /// Whether rows consist of whole groups of their source, and the matrices of sources are one after the other.

@@ -76,7 +76,13 @@ pub(super) fn plan(settings: &Settings, checkpoint: &Checkpoint, options: &Conve
     }
     let ignored = planner.leftovers(options.mtp)?;
     if options.quant == Quant::Nvfp4 && planner.jobs.iter().all(|job| job.tensor.quant != Quant::Nvfp4) {
-        bail!("type NVFP4: no weight of the checkpoint is in NVFP4, expected another type");
+        match planner.jobs.iter().filter(|job| !job.tensor.fits).count() {
+            0 => bail!("type NVFP4: no weight of the checkpoint is in NVFP4, expected another type"),
+            odd => bail!(
+                "type NVFP4: {odd} weights of the checkpoint are in NVFP4, all with rows that are no whole blocks of 64, expected \
+                 another type"
+            ),
+        }
     }
     Ok(Jobs { jobs: planner.jobs, ignored })
 }
@@ -87,7 +93,7 @@ pub(super) fn add_gates(jobs: &mut Vec<Job>, metadata: &mut Metadata, folder: &P
     adapter.describe(metadata);
     jobs.extend(adapter.gates.into_iter().map(|Gate { name, shape, numbers, source, .. }| {
         let bytes = numbers.len() as u64 * 4;
-        let tensor = PlannedTensor { name, quant: Quant::F32, shape, bytes, sources: vec![source] };
+        let tensor = PlannedTensor { name, quant: Quant::F32, fits: true, shape, bytes, sources: vec![source] };
         Job { tensor, data: Data::Made(numbers) }
     }));
     Ok(())
@@ -115,9 +121,11 @@ impl Planner<'_> {
         let keeps = self.quant == Quant::Nvfp4;
         let factors = if keeps { nvfp4::factors(&name, &data, &shape, &self.settings.values)? } else { None };
         let quant = if factors.is_some() { Quant::Nvfp4 } else { types::stored_as(&name, &shape, self.quant) };
+        // What is not in NVFP4 was not asked to stay in it.
+        let fits = quant == Quant::F32 || quant == self.quant || (keeps && !nvfp4::is_whole(&data));
         let bytes = bytes_of(quant, &shape).with_context(|| format!("tensor {name}: {shape:?} is too large"))?;
         let shape = shape.iter().rev().map(|&size| size as u64).collect();
-        self.jobs.push(Job { tensor: PlannedTensor { name, quant, shape, bytes, sources: names }, data });
+        self.jobs.push(Job { tensor: PlannedTensor { name, quant, fits, shape, bytes, sources: names }, data });
         self.jobs.extend(factors);
         Ok(())
     }
@@ -189,13 +197,27 @@ impl Planner<'_> {
                 || (mtp == MtpBlocks::Omit && name.starts_with("mtp."))
         };
         let left = self.checkpoint.names().filter(|name| !self.used.contains(*name));
-        let (ignored, unknown): (Vec<&str>, Vec<&str>) = left.partition(|name| may(name));
+        let (mut ignored, others): (Vec<&str>, Vec<&str>) = left.partition(|name| may(name));
+        let mut unknown = Vec::new();
+        for name in others {
+            let list = if adds_nothing(self.checkpoint, name)? { &mut ignored } else { &mut unknown };
+            list.push(name);
+        }
         if let [first, rest @ ..] = unknown.as_slice() {
             let more = if rest.is_empty() { String::new() } else { format!(" (and {} others)", rest.len()) };
             bail!("tensor {first}{more} has no place in a {} file", settings.name());
         }
         Ok(ignored.into_iter().map(String::from).collect())
     }
+}
+
+/// True for a bias of nothing but zeros: GPTQ writes them for matrices that have none.
+fn adds_nothing(checkpoint: &Checkpoint, name: &str) -> Result<bool> {
+    let stored = checkpoint.get(name).filter(|stored| name.ends_with(".bias") && stored.shape.len() == 1);
+    let Some((stored, float)) = stored.and_then(|stored| Some((stored, stored.float?))) else { return Ok(false) };
+    let mut raw = vec![0; float.bytes_of(stored.shape[0])];
+    checkpoint.read(stored, 0, &mut raw)?;
+    Ok(raw.iter().all(|byte| *byte == 0))
 }
 
 /// True if a pattern with at most one `*` fits.

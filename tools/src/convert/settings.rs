@@ -4,7 +4,7 @@ use super::checkpoint::Checkpoint;
 use super::expression::Values;
 use super::json::Json;
 use super::table::{Architecture, REFUSED, REFUSED_BESIDE, Refusal, Source, TagRule, Trunk};
-use super::{MtpBlocks, architectures, scales};
+use super::{MtpBlocks, architectures, packed, scales};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -53,6 +53,7 @@ impl Settings {
             refuse(&beside, REFUSED_BESIDE)?;
         }
         checkpoint.rename(architecture.renames);
+        packed::pair(checkpoint, &config)?;
         scales::pair(checkpoint, scale_block(&config)?)?;
         let trunk = trunk_of(architecture, checkpoint)?;
         let mut values = Values::default();

@@ -60,7 +60,15 @@ pub(super) const PLAIN: Architecture = Architecture {
 pub(super) const REFUSED: &[Refusal] = &[
     Refusal {
         path: "quantization_config.quant_method",
-        accepted: &["\"fp8\"", "\"mxfp4\"", "\"compressed-tensors\"", "\"modelopt\""],
+        accepted: &[
+            "\"fp8\"",
+            "\"mxfp4\"",
+            "\"compressed-tensors\"",
+            "\"modelopt\"",
+            "\"gptq\"",
+            "\"awq\"",
+            "\"bitsandbytes\"",
+        ],
     },
     Refusal { path: "quantization_config.quant_algo", accepted: ALGORITHMS },
     Refusal {
@@ -74,8 +82,12 @@ pub(super) const REFUSED: &[Refusal] = &[
             "\"int-quantized\"",
             "\"mixed-precision\"",
             "\"dense\"",
+            "\"gptq\"",
+            "\"gptq_v2\"",
+            "\"gemm\"",
         ],
     },
+    Refusal { path: "quantization_config.load_in_8bit", accepted: &["false"] },
     Refusal { path: "is_causal", accepted: &["true"] },
 ];
 

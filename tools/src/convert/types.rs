@@ -1,7 +1,7 @@
 //! Which type each tensor of the file has.
 
 use super::plan::Job;
-use crate::quantize::{Facts, Mix, Recipe, Tensor, choose, fitting};
+use crate::quantize::{Choice, Facts, Mix, Recipe, Tensor, choose, fitting};
 use anyhow::{Context, Result};
 use kvas_gguf::{Metadata, Quant, Value};
 
@@ -11,11 +11,11 @@ pub(super) fn mix(mix: &'static Mix, metadata: &mut Metadata, jobs: &mut [Job]) 
     let planned =
         jobs.iter().map(|Job { tensor, .. }| Tensor { name: &tensor.name, shape: &tensor.shape, stored: tensor.quant });
     let chosen = choose(&Recipe::new(mix), &Facts::of(metadata)?, &planned.collect::<Vec<_>>());
-    for (Job { tensor, .. }, quant) in jobs.iter_mut().zip(chosen) {
+    for (Job { tensor, .. }, Choice { quant, fits }) in jobs.iter_mut().zip(chosen) {
         let columns = tensor.shape[0] as usize;
         let rows: u64 = tensor.shape[1..].iter().product();
         let row = quant.row_bytes(columns).with_context(|| format!("tensor {}: rows of {columns}", tensor.name))?;
-        (tensor.quant, tensor.bytes) = (quant, rows * row as u64);
+        (tensor.quant, tensor.fits, tensor.bytes) = (quant, fits, rows * row as u64);
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::checkpoint::{Checkpoint, Stored};
 use super::floats::Float;
 use super::layout::Layout;
+use super::packed::Unpacked;
 use super::plan::{Data, Job};
 use super::scales::LoadedScales;
 use super::{ConvertOptions, PlannedTensor, Prepared, Progress, nvfp4, split};
@@ -85,6 +86,32 @@ fn encode(job: &Job, source: &Prepared, emit: &mut dyn FnMut(&[u8]) -> Result<()
     if layout.transposed { rows.encode_transposed(&job.tensor, emit) } else { rows.encode(&job.tensor, emit) }
 }
 
+/// Rows as they were read.
+#[derive(Default)]
+struct Raw {
+    bytes: Vec<u8>,
+    unpacked: Latest,
+}
+
+/// The source that rows were made of last, with its number.
+#[derive(Default)]
+struct Latest(Option<(usize, Unpacked)>);
+
+impl Latest {
+    /// The source of this number.
+    fn of(&mut self, number: usize, load: impl FnOnce() -> Result<Unpacked>) -> Result<&Unpacked> {
+        if self.0.as_ref().is_some_and(|(loaded, _)| *loaded != number) {
+            // Before the next one is read: there is room for one.
+            self.0 = None;
+        }
+        let loaded = match self.0.take() {
+            Some((_, loaded)) => loaded,
+            None => load()?,
+        };
+        Ok(&self.0.insert((number, loaded)).1)
+    }
+}
+
 /// Where a number is, for messages.
 fn place(tensor: &PlannedTensor, row: usize) -> String {
     format!("tensor {}, row {row}", tensor.name)
@@ -108,12 +135,12 @@ impl Rows<'_> {
         let columns = self.layout.column_count();
         let row_bytes = tensor.quant.row_bytes(columns).context("rows were planned as whole blocks")?;
         let at_once = (NUMBERS_AT_ONCE / columns).max(1);
-        let (mut raw, mut encoded) = (Vec::new(), Vec::new());
+        let (mut raw, mut encoded) = (Raw::default(), Vec::new());
         for first in (0..self.layout.row_count()).step_by(at_once) {
             let count = at_once.min(self.layout.row_count() - first);
             self.read(first, count, &mut raw)?;
             encoded.resize(count * row_bytes, 0);
-            let source_rows = raw.par_chunks(self.float.bytes_of(columns));
+            let source_rows = raw.bytes.par_chunks(self.float.bytes_of(columns));
             encoded.par_chunks_mut(row_bytes).zip(source_rows).enumerate().try_for_each_init(
                 || (vec![0.0; columns], vec![0.0; columns]),
                 |(decoded, ordered), (row, (out, raw))| {
@@ -133,12 +160,12 @@ impl Rows<'_> {
     fn encode_transposed(&self, tensor: &PlannedTensor, emit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let [.., height, columns] = self.layout.shape[..] else { bail!("a matrix was planned") };
         let row_bytes = tensor.quant.row_bytes(height).context("rows were planned as whole blocks")?;
-        let (mut raw, mut encoded) = (Vec::new(), vec![0; columns * row_bytes]);
+        let (mut raw, mut encoded) = (Raw::default(), vec![0; columns * row_bytes]);
         let (mut decoded, mut ordered) = (vec![0.0; columns], vec![0.0; columns]);
         for first in (0..self.layout.row_count()).step_by(height) {
             self.read(first, height, &mut raw)?;
             let mut matrix = Vec::with_capacity(height * columns);
-            for (row, raw) in raw.chunks(self.float.bytes_of(columns)).enumerate() {
+            for (row, raw) in raw.bytes.chunks(self.float.bytes_of(columns)).enumerate() {
                 matrix.extend_from_slice(self.numbers(first + row, raw, &mut decoded, &mut ordered));
             }
             encoded.par_chunks_mut(row_bytes).enumerate().try_for_each(|(column, out)| {
@@ -152,17 +179,21 @@ impl Rows<'_> {
     }
 
     /// Reads `count` rows from row `first` of the file on. Neighbours in the source are read together.
-    fn read(&self, first: usize, count: usize, raw: &mut Vec<u8>) -> Result<()> {
+    fn read(&self, first: usize, count: usize, raw: &mut Raw) -> Result<()> {
         let row_bytes = self.float.bytes_of(self.layout.column_count());
-        raw.resize(count * row_bytes, 0);
+        raw.bytes.resize(count * row_bytes, 0);
         let mut done = 0;
         while done < count {
             let start = self.source(first + done);
             let (tensor, row) = (start / self.source_rows, start % self.source_rows);
             let longest = (count - done).min(self.source_rows - row);
             let run = (1..longest).find(|&next| self.source(first + done + next) != start + next).unwrap_or(longest);
-            let out = &mut raw[done * row_bytes..][..run * row_bytes];
-            self.checkpoint.read(&self.sources[tensor], (row * row_bytes) as u64, out)?;
+            let out = &mut raw.bytes[done * row_bytes..][..run * row_bytes];
+            let stored = &self.sources[tensor];
+            match &stored.packed {
+                None => self.checkpoint.read(stored, (row * row_bytes) as u64, out)?,
+                Some(packed) => raw.unpacked.of(tensor, || packed.load(self.checkpoint))?.fill(row, out),
+            }
             done += run;
         }
         Ok(())

@@ -278,14 +278,23 @@ pub fn unused_pattern(recipe: &Recipe, tensors: &[Tensor<'_>]) -> Option<usize> 
     recipe.by_name.iter().position(|(pattern, _)| !fits(pattern))
 }
 
+/// The format of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// What it has.
+    pub quant: Quant,
+    /// False if it should have another one, of which its rows are no whole blocks.
+    pub fits: bool,
+}
+
 /// The formats of the tensors of a model, in the order given.
-pub fn choose(recipe: &Recipe, facts: &Facts, tensors: &[Tensor<'_>]) -> Vec<Quant> {
+pub fn choose(recipe: &Recipe, facts: &Facts, tensors: &[Tensor<'_>]) -> Vec<Choice> {
     let tied = tensors.iter().all(|tensor| tensor.name != "output.weight");
     let values = tensors.iter().filter(|tensor| role_of(tensor.name, tied) == Value).count();
     // Places are counted in the order of the blocks, by name within one.
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&at| (block_of(tensors[at].name), tensors[at].name));
-    let mut chosen: Vec<Quant> = tensors.iter().map(|tensor| tensor.stored).collect();
+    let mut chosen: Vec<Choice> = tensors.iter().map(|tensor| Choice { quant: tensor.stored, fits: true }).collect();
     let (mut next_value, mut next_down) = (0, 0);
     for at in order {
         let tensor = &tensors[at];
@@ -307,7 +316,8 @@ pub fn choose(recipe: &Recipe, facts: &Facts, tensors: &[Tensor<'_>]) -> Vec<Qua
             let stacked = tensor.shape.get(2).is_some_and(|&count| count > 1);
             recipe.mix.preferred(role, Circumstances { place, stacked, weighted: recipe.weighted, columns }, facts)
         });
-        chosen[at] = fitting(quant, columns);
+        let fit = fitting(quant, columns);
+        chosen[at] = Choice { quant: fit, fits: fit == quant };
     }
     chosen
 }

@@ -8,7 +8,7 @@ mod write;
 mod tests;
 
 pub use importance::ImportanceMatrix;
-pub use mix::{Facts, MIXES, Mix, Recipe, Tensor, choose, fitting, unused_pattern};
+pub use mix::{Choice, Facts, MIXES, Mix, Recipe, Tensor, choose, fitting, unused_pattern};
 pub use regex_automata::meta::Regex;
 
 use crate::convert::ProgressFn;
@@ -67,6 +67,8 @@ pub struct QuantizedTensor {
     pub source: TensorInfo,
     /// Its format in the new file.
     pub quant: Quant,
+    /// False if it should have another format, of which its rows are no whole blocks.
+    pub fits: bool,
     /// Bytes of its data in the new file.
     pub bytes: u64,
     /// How much each column matters, for one matrix after the other; `None` where nothing is known.
@@ -105,14 +107,14 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions) -> Result<QuantizePlan
     let changed: HashSet<&str> = infos
         .iter()
         .zip(&chosen)
-        .filter(|(info, quant)| !keeps_factors(info, **quant))
+        .filter(|(info, choice)| !keeps_factors(info, choice.quant))
         .map(|(info, _)| &info.name[..])
         .collect();
     let is_kept = |info: &TensorInfo| {
         !source.weight_of_factor(&info.name).is_some_and(|weight| changed.contains(&weight.name[..]))
     };
     let kept = infos.iter().zip(chosen).filter(|(info, _)| is_kept(info));
-    let tensors = kept.map(|(info, quant)| planned(source, info, quant, options)).collect::<Result<Vec<_>>>()?;
+    let tensors = kept.map(|(info, choice)| planned(source, info, choice, options)).collect::<Result<Vec<_>>>()?;
     let mut metadata = source.metadata().clone();
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);
@@ -136,12 +138,13 @@ fn keeps_factors(info: &TensorInfo, quant: Quant) -> bool {
     quant == info.quant && quant.has_factors()
 }
 
-fn planned(source: &GgufFile, info: &TensorInfo, quant: Quant, options: &QuantizeOptions) -> Result<QuantizedTensor> {
+fn planned(source: &GgufFile, info: &TensorInfo, choice: Choice, options: &QuantizeOptions) -> Result<QuantizedTensor> {
     let (name, stored) = (&info.name, info.quant);
+    let Choice { quant, fits } = choice;
     let factors = if keeps_factors(info, quant) { Vec::new() } else { source.factors(info)? };
     if quant == stored && factors.is_empty() {
         let (bytes, source) = (info.bytes as u64, info.clone());
-        return Ok(QuantizedTensor { source, quant, bytes, importance: None, factors });
+        return Ok(QuantizedTensor { source, quant, fits, bytes, importance: None, factors });
     }
     if !quant.can_quantize() {
         bail!("tensor {name}: {quant} cannot be made from numbers, expected a format that can");
@@ -159,7 +162,7 @@ fn planned(source: &GgufFile, info: &TensorInfo, quant: Quant, options: &Quantiz
         None => None,
     };
     let bytes = row_bytes as u64 * info.rows() as u64;
-    Ok(QuantizedTensor { source: info.clone(), quant, bytes, importance, factors })
+    Ok(QuantizedTensor { source: info.clone(), quant, fits, bytes, importance, factors })
 }
 
 /// Writes the tensors of `source` to the file `out` in the formats chosen; it appears only when it is complete. Needs

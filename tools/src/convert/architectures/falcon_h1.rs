@@ -3,6 +3,7 @@
 use super::*;
 
 const VALUES: &[ValueRow] = &[
+    or("epsilon", &["rms_norm_eps"], "0.00001"),
     or("conv", &["mamba_d_conv"], "4"),
     or("conv_bias", &["mamba_conv_bias"], "1"),
     or("expand", &["mamba_expand"], "2"),

@@ -6,7 +6,7 @@ const VALUES: &[ValueRow] = &[
     required("ffn", &["intermediate_size"]),
     or("expert_ffn", &[], "ffn"),
     or("experts", &["num_experts"], "1"),
-    or("experts_used", &["num_experts_per_tok"], "1"),
+    or("experts_used", &["num_experts_per_tok"], "2"),
     or("attention_period", &["attn_layer_period"], "8"),
     or("attention_offset", &["attn_layer_offset"], "4"),
     or("expert_period", &["expert_layer_period"], "2"),

@@ -2,8 +2,11 @@
 
 use super::*;
 
-const VALUES: &[ValueRow] =
-    &[or("epsilon", &["norm_eps", "block_norm_eps", "rms_norm_eps"], "0.00001"), or("cache", &["conv_L_cache"], "3")];
+const VALUES: &[ValueRow] = &[
+    or("epsilon", &["norm_eps", "block_norm_eps", "rms_norm_eps"], "0.00001"),
+    or("cache", &["conv_L_cache"], "3"),
+    or("rope_base", &["rope_parameters.rope_theta", "rope_theta", "theta"], "1000000"),
+];
 
 /// The published size of the feed-forward is that of a plain one, of which a gated one has two thirds.
 const ADJUSTED: &[ValueRow] = &[

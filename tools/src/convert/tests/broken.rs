@@ -89,7 +89,7 @@ fn settings_that_cannot_be_carried_are_refused() {
         ("architectures", json!(["GPT2LMHeadModel"]), "architectures = [\"GPT2LMHeadModel\"], expected one of Llama"),
         ("architectures", Json::Null, "architectures = [], expected one of"),
         ("hidden_act", json!("gelu"), "hidden_act = \"gelu\", expected \"silu\" or \"swish\""),
-        ("quantization_config", json!({"quant_method": "gptq"}), "quant_method = \"gptq\", expected \"fp8\" or"),
+        ("quantization_config", json!({"quant_method": "hqq"}), "quant_method = \"hqq\", expected \"fp8\" or"),
         ("hidden_size", Json::Null, "hidden_size is missing, expected a number"),
         ("hidden_size", json!("8"), "hidden_size is a text, expected a number"),
         ("hidden_size", json!(8.5), "width = 8.5, expected a whole number"),

@@ -138,6 +138,30 @@ fn heads_of_another_width_are_said_in_the_file() {
     }
 }
 
+/// What a configuration does not say is what the reference takes then.
+#[test]
+fn missing_settings_are_those_of_the_reference() {
+    let of = |name: &str, change: &dyn Fn(&mut serde_json::Map<String, Json>), key: &str| {
+        let mut fixture = Fixture::golden(name);
+        change(fixture.config.as_object_mut().unwrap());
+        fixture.f32().metadata().get(key).cloned().unwrap()
+    };
+    for name in ["lfm2", "lfm2moe"] {
+        let key = format!("{name}.rope.freq_base");
+        let without = |config: &mut serde_json::Map<String, Json>| drop(config.remove("rope_parameters"));
+        assert_eq!(of(name, &without, &key), Value::F32(1e6));
+        let older = |config: &mut serde_json::Map<String, Json>| {
+            without(config);
+            config.insert("theta".into(), json!(5000.0));
+        };
+        assert_eq!(of(name, &older, &key), Value::F32(5000.0));
+    }
+    let without = |config: &mut serde_json::Map<String, Json>| drop(config.remove("rms_norm_eps"));
+    assert_eq!(of("falcon-h1", &without, "falcon-h1.attention.layer_norm_rms_epsilon"), Value::F32(1e-5));
+    let without = |config: &mut serde_json::Map<String, Json>| drop(config.remove("num_experts_per_tok"));
+    assert_eq!(of("jamba", &without, "jamba.expert_used_count"), Value::U32(2));
+}
+
 #[test]
 fn lfm2moe_is_dense_at_first() {
     let fixture = Fixture::golden("lfm2moe");

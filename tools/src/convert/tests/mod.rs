@@ -7,6 +7,7 @@ mod golden;
 mod hybrids;
 mod mamba;
 mod nvfp4;
+mod packed;
 mod scaled;
 mod shared;
 mod vocabulary;

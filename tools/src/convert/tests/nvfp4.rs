@@ -91,6 +91,13 @@ fn weights_that_stay_have_the_numbers_of_the_checkpoint() {
                 count += factors.len();
             }
             assert!(count >= least, "{name}: {count} of {}", chosen.len());
+            // Those that cannot stay are known to be in another type than they should.
+            let planned = plan(fixture.folder.path(), &of(Quant::Nvfp4)).unwrap().tensors;
+            let told = planned.iter().filter(|tensor| tensor.quant == Quant::Nvfp4 || !tensor.fits);
+            let mut told: Vec<&str> = told.flat_map(|tensor| &tensor.sources).map(String::as_str).collect();
+            told.sort_unstable();
+            told.dedup();
+            assert_eq!(told, chosen, "{name}");
             let beside = |info: &&kvas_gguf::TensorInfo| kept.weight_of_factor(&info.name).is_some();
             let others = kept.tensors().iter().filter(|info| !beside(info)).count();
             assert_eq!(others, plain.len(), "{name}");
@@ -102,6 +109,16 @@ fn weights_that_stay_have_the_numbers_of_the_checkpoint() {
 fn nvfp4_that_is_not_there_or_not_whole_is_named() {
     let error = llama().error(&of(Quant::Nvfp4));
     assert_eq!(error, "type NVFP4: no weight of the checkpoint is in NVFP4, expected another type");
+    let mut odd = llama();
+    odd.config["intermediate_size"] = json!(48);
+    for layer in 0..2 {
+        let prefix = format!("model.layers.{layer}.mlp.");
+        odd.add_all(&prefix, &[("gate_proj.weight", &[48, 8]), ("up_proj.weight", &[48, 8])]);
+        odd.add_all(&prefix, &[("down_proj.weight", &[8, 48])]);
+    }
+    assert_eq!(with_nvfp4(&mut odd, false).len(), 2);
+    let error = odd.error(&of(Quant::Nvfp4));
+    assert!(error.starts_with("type NVFP4: 2 weights of the checkpoint are in NVFP4, all with rows"), "{error}");
     let mut fixture = Fixture::golden("llama");
     let name = with_nvfp4(&mut fixture, false).remove(0);
     let mut of_factor = |shape: Vec<usize>, numbers: Vec<f32>| {

@@ -158,9 +158,13 @@ fn integers_are_multiplied_by_their_scales() {
 #[test]
 fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
     let cases = [
-        (json!({"quant_method": "awq", "bits": 4}), "quant_method = \"awq\", expected \"fp8\" or"),
-        (json!({"quant_method": "gptq", "bits": 4}), "quant_method = \"gptq\", expected \"fp8\" or"),
-        (json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "quant_method = \"bitsandbytes\", expected"),
+        (json!({"quant_method": "hqq", "bits": 4}), "quant_method = \"hqq\", expected \"fp8\" or"),
+        (
+            json!({"quant_method": "gptq", "checkpoint_format": "marlin"}),
+            "checkpoint_format = \"marlin\", expected \"gptq\" or \"gptq_v2\"",
+        ),
+        (json!({"quant_method": "awq", "version": "gemv"}), "version = \"gemv\", expected \"gemm\""),
+        (json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), "load_in_8bit = true, expected false"),
         (
             json!({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
             "quant_algo = \"W4A16_AWQ\", expected \"FP8\" or",

@@ -361,4 +361,21 @@ fn a_bpe_with_byte_fallback_gets_scores_from_its_merges() {
         assert_eq!(flag(&file, "add_space_prefix"), Some(adds));
         assert_eq!(file.metadata().string_opt("tokenizer.kvas.space_prefix").unwrap(), kind);
     }
+    // Whether spaces side by side are merged depends on it.
+    for (split, is_read) in [(json!(false), true), (json!(true), false), (Json::Null, false)] {
+        let mut spaces = spm.clone();
+        spaces["normalizer"] = Json::Null;
+        spaces["pre_tokenizer"] = json!({"type": "Metaspace", "prepend_scheme": "first", "split": split});
+        spaces["model"]["vocab"]["▁▁"] = json!(8);
+        spaces["model"]["merges"] = json!(["▁ ▁", "▁ a", "a b"]);
+        fixture.write("tokenizer.json", &spaces.to_string());
+        if is_read {
+            fixture.f32();
+        } else {
+            let error = fixture.error(&of(Quant::F32));
+            let expected =
+                "tokenizer.json: pre_tokenizer.split = true, but token \"▁▁\" goes on behind a space, expected false";
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
 }

@@ -224,6 +224,7 @@ pub(super) fn write_from_merges(metadata: &mut Metadata, tokenizer: &Json, vocab
         bail!("tokenizer.json: the model is {found}, expected a byte-level BPE or a BPE with byte fallback");
     }
     check_normalizer(tokenizer)?;
+    let splits = splits_at_spaces(tokenizer);
     let mut ranks: HashMap<String, usize> = HashMap::new();
     let mut merges = 0;
     bpe::read_merges(tokenizer, |left, right| {
@@ -234,6 +235,12 @@ pub(super) fn write_from_merges(metadata: &mut Metadata, tokenizer: &Json, vocab
     let unknown = tokenizer.text("model.unk_token")?;
     let mut tokens = Tokens::new("tokenizer.json", vocab);
     bpe::read_vocabulary(tokenizer, |text, id| {
+        if splits && ranks.contains_key(text) && text.chars().skip(1).any(|char| SPACE.contains(char)) {
+            bail!(
+                "tokenizer.json: pre_tokenizer.split = true, but token {text:?} goes on behind a space, expected false: texts are \
+                 not split before they are merged"
+            );
+        }
         let score = ranks.get(text).map_or(-(merges as f32), |&rank| -(rank as f32));
         if Some(text) == unknown {
             tokens.set(id, text, Kind::Unknown, 0.0)
@@ -280,6 +287,12 @@ pub(super) fn check_normalizer(tokenizer: &Json) -> Result<()> {
     let Some(other) = steps.into_iter().find(|step| !is_known(step)) else { return Ok(()) };
     let kind = &other["type"];
     bail!("tokenizer.json: normalizer {kind}, expected Prepend of {SPACE:?} and Replace of a space by it")
+}
+
+/// True if the pre-tokenizer has a word begin at every space, so that nothing is merged across one: so it does by itself.
+fn splits_at_spaces(tokenizer: &Json) -> bool {
+    let steps = tokenizer.get("pre_tokenizer").map(|part| bpe::steps(part, "pretokenizers")).unwrap_or_default();
+    steps.iter().any(|step| step["type"] == "Metaspace" && step["split"].as_bool() != Some(false))
 }
 
 /// True if the normalizer or the pre-tokenizer puts a space in front of the text.
