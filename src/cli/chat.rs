@@ -6,7 +6,6 @@ use super::{
     flags::{MOST_PREDICTED, ModelFlags, OffloadFlags, REPLAY_WINDOW, SamplingFlags, TemplateFlags},
     note, output,
     policy::PolicyFlags,
-    print,
 };
 use anyhow::anyhow;
 use clap::Args;
@@ -92,7 +91,10 @@ impl Chat {
         let table = self.table(&mut model)?;
         let mut policy = table.policy(&mut model, self.policy.clone())?;
         let (chat, settings) = table.open(&mut model, &policy)?;
-        let mut repl = Repl::new(table.begin(chat, &settings)?, settings, table.interrupted.clone());
+        let chat = table.begin(chat)?;
+        let greeting = table.greeting(&chat, settings.sizes.context);
+        let mut repl = Repl::new(chat, settings, table.interrupted.clone());
+        repl.greet(greeting);
         loop {
             let asked = match repl.run()? {
                 ExitReason::Quit => return Ok(u8::from(!repl.is_well())),
@@ -212,8 +214,8 @@ impl Table<'_> {
         Ok((chat, ReplSettings { history, colour, wrap, sizes, model, session, policies }))
     }
 
-    /// Goes on with the session there may be, and greets.
-    fn begin(&self, mut chat: Conversation, settings: &ReplSettings) -> anyhow::Result<Conversation> {
+    /// Goes on with the session there may be.
+    fn begin(&self, mut chat: Conversation) -> anyhow::Result<Conversation> {
         let flags = self.flags;
         // From here on: loading the model takes a while.
         self.claim.iter().for_each(VersionGuard::look);
@@ -225,16 +227,23 @@ impl Table<'_> {
         if let Some(system) = &flags.system {
             chat.set_system(system);
         }
-        if std::io::stdout().is_terminal() {
-            let named = flags.model.name();
-            let name = named.rsplit(std::path::MAIN_SEPARATOR).next().unwrap_or_default();
-            let (layers, context) = (self.layers, settings.sizes.context);
-            print(format_args!("{name}: {layers} layers, context {context} tokens; /help lists commands"))?;
-            if let (Some(session), count @ 1..) = (&flags.session, chat.messages().len()) {
-                print(format_args!("{count} messages read from {}", session.display()))?;
-            }
-        }
         Ok(chat)
+    }
+
+    /// What somebody who looks on is told first.
+    fn greeting(&self, chat: &Conversation, context: usize) -> Vec<String> {
+        if !std::io::stdout().is_terminal() {
+            return Vec::new();
+        }
+        let (flags, layers) = (self.flags, self.layers);
+        let named = flags.model.name();
+        let name = named.rsplit(std::path::MAIN_SEPARATOR).next().unwrap_or_default();
+        let model = format!("{name}: {layers} layers, context {context} tokens; /help lists commands");
+        let read = match (&flags.session, chat.messages().len()) {
+            (Some(session), count @ 1..) => Some(format!("{count} messages read from {}", session.display())),
+            (Some(_) | None, _) => None,
+        };
+        [model].into_iter().chain(read).collect()
     }
 }
 

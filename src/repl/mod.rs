@@ -109,6 +109,8 @@ pub struct Repl {
     last: Option<Timings>,
     /// Columns of the terminal, if it is one.
     width: Option<usize>,
+    /// Said before the first question.
+    greeting: Vec<String>,
     /// What came to nothing that outlives the conversation.
     failed: Failed,
 }
@@ -126,7 +128,13 @@ impl Repl {
     /// A terminal over a conversation. `interrupted` is set by whoever hears of Ctrl-C during an answer, and ends the
     /// program if it is set already.
     pub fn new(chat: Chat, settings: ReplSettings, interrupted: Arc<AtomicBool>) -> Self {
-        Self { chat, settings, interrupted, last: None, width: None, failed: Failed::default() }
+        let (last, width, greeting, failed) = (None, None, Vec::new(), Failed::default());
+        Self { chat, settings, interrupted, last, width, greeting, failed }
+    }
+
+    /// Says this before the first question, where somebody looks on: how wide the terminal is is known then.
+    pub fn greet(&mut self, greeting: Vec<String>) {
+        self.greeting = greeting;
     }
 
     /// Whether all that was typed was taken, and the conversation is kept if it was to be.
@@ -163,6 +171,10 @@ impl Repl {
     fn listen(&mut self) -> io::Result<ExitReason> {
         let fail = |error: ReadlineError| io::Error::new(kind(&error), format!("terminal: {error}"));
         let mut prompt = Prompt::new(self.settings.history.clone(), self.settings.colour).map_err(fail)?;
+        self.width = width(&mut prompt);
+        for line in std::mem::take(&mut self.greeting) {
+            print(format_args!("{}", wrapped(&line, self.columns())))?;
+        }
         let mut interrupts = 0;
         loop {
             // A terminal is left by the prompt itself, which has changed it; a pipe is by whoever hears of Ctrl-C.
