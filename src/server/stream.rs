@@ -150,8 +150,9 @@ pub fn respond(pieces: Pieces, answers: usize, form: impl StreamFormat, wire: Wi
         }
         Wire::Events | Wire::EventsUntilDone => {
             let event = |message: Message| {
-                let event = Event::default().data(message.data.to_string());
-                Ok::<_, Infallible>(message.event.map_or(event.clone(), |name| event.event(name)))
+                // The name comes first, as from the APIs themselves: some clients go line by line.
+                let named = message.event.map_or_else(Event::default, |name| Event::default().event(name));
+                Ok::<_, Infallible>(named.data(message.data.to_string()))
             };
             let done = stream::iter((wire == Wire::EventsUntilDone).then(|| Ok(Event::default().data("[DONE]"))));
             let events = messages.map(event).chain(done);

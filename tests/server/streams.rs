@@ -184,6 +184,11 @@ fn named_events_lead_to_the_whole() {
         assert!(events.iter().all(|(name, data)| name.as_deref() == data["type"].as_str()), "{events:?}");
         (whole, events)
     };
+    // The name comes first, for who goes line by line.
+    let mut body = (CHATS[1].body)("Hi.", 5);
+    body["stream"] = json!(true);
+    let text = host.post("/v1/messages", &body).text();
+    assert!(text.starts_with("event: message_start\ndata: {"), "{text}");
     let (whole, events) = ask("/v1/messages", &(CHATS[1].body)("Hi.", 5));
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_deref().unwrap()).collect();
     assert_eq!((names[0], names[names.len() - 1]), ("message_start", "message_stop"));
