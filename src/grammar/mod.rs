@@ -47,6 +47,13 @@ pub enum Grammar {
     },
 }
 
+impl Grammar {
+    /// One of these texts.
+    pub fn choice(texts: &[String]) -> Self {
+        Self::Regex(texts.iter().map(|text| regex_syntax::escape(text)).collect::<Vec<_>>().join("|"))
+    }
+}
+
 /// What may come instead of calls.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Instead {

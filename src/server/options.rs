@@ -296,11 +296,12 @@ pub fn several(ask: GenerateRequest, count: usize) -> Vec<GenerateRequest> {
     (0..count as u64).map(with_seed).collect()
 }
 
-/// The format an answer has to have: `grammar`, `json_schema`, `regex`, `response_format` and vLLM's `guided_…`.
+/// The format an answer has to have: `grammar`, `json_schema`, `regex`, `response_format` and vLLM's `structured_outputs`, whose
+/// fields were `guided_…` before.
 pub fn grammar(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     let mut wanted = Vec::new();
-    if let Some(text) = fields.text("grammar")?.filter(|text| !text.is_empty()) {
-        wanted.push(Grammar::Gbnf(text.into()));
+    for name in ["grammar", "guided_grammar"] {
+        wanted.extend(gbnf(fields, name)?);
     }
     for name in ["regex", "guided_regex"] {
         wanted.extend(fields.text(name)?.map(|text| Grammar::Regex(text.into())));
@@ -308,12 +309,42 @@ pub fn grammar(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     for name in ["json_schema", "guided_json"] {
         wanted.extend(schema(fields, name)?);
     }
+    wanted.extend(choice(fields, "guided_choice")?);
+    if let Some(structured) = fields.object("structured_outputs")? {
+        wanted.extend(gbnf(&structured, "grammar")?);
+        wanted.extend(structured.text("regex")?.map(|text| Grammar::Regex(text.into())));
+        wanted.extend(schema(&structured, "json")?);
+        wanted.extend(choice(&structured, "choice")?);
+        wanted.extend(structured.flag("json_object")?.filter(|on| *on).map(|_| Grammar::JsonObject));
+        if structured.get("structural_tag").is_some() {
+            let name = structured.name("structural_tag");
+            return Err(ApiError::field(
+                &name,
+                "there are none here, expected json, regex, choice, grammar or json_object",
+            ));
+        }
+    }
     if let Some(format) = fields.object("response_format")? {
         wanted.extend(response_format(&format)?);
     }
     match wanted.len() {
         0 | 1 => Ok(wanted.pop()),
         _ => Err(ApiError::bad("grammar, json_schema, regex and response_format, expected one of them")),
+    }
+}
+
+/// A grammar in GBNF. An empty one is none.
+fn gbnf(fields: &Fields<'_>, field: &str) -> Result<Option<Grammar>, ApiError> {
+    Ok(fields.text(field)?.filter(|text| !text.is_empty()).map(|text| Grammar::Gbnf(text.into())))
+}
+
+/// Texts of which the answer is one.
+fn choice(fields: &Fields<'_>, field: &str) -> Result<Option<Grammar>, ApiError> {
+    let texts = fields.texts(field)?;
+    match fields.get(field) {
+        None => Ok(None),
+        Some(found) if texts.is_empty() => Err(wrong(&fields.name(field), found, "at least one text")),
+        Some(_) => Ok(Some(Grammar::choice(&texts))),
     }
 }
 

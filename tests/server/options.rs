@@ -526,3 +526,44 @@ fn a_timeout_may_be_longer_than_any_clock() {
     let host = Host::start(1, |settings, _| settings.timeout = Some(std::time::Duration::from_secs(u64::MAX)));
     host.post("/completion", &json!({"prompt": "Hi", "n_predict": 1})).ok();
 }
+
+/// vLLM's names of formats, those of now and those of before.
+#[test]
+fn formats_hold_under_their_names_elsewhere() {
+    let host = Host::shared();
+    let texts = json!(["red.", "a|b", "(green)"]);
+    let is_text = |said: &str| texts.as_array().unwrap().iter().any(|text| text == said);
+    let is_object = |said: &str| said.starts_with('{') && serde_json::from_str::<Value>(said).is_ok();
+    let (schema, gbnf) = (json!({"type": "object", "additionalProperties": false}), "root ::= \"yes\" | \"no\"");
+    type Fits<'a> = &'a dyn Fn(&str) -> bool;
+    let cases: [(Value, Fits<'_>); 8] = [
+        (json!({"guided_choice": texts}), &is_text),
+        (json!({"structured_outputs": {"choice": texts}}), &is_text),
+        (json!({"guided_grammar": gbnf}), &|said| matches!(said, "yes" | "no")),
+        (json!({"structured_outputs": {"grammar": gbnf}}), &|said| matches!(said, "yes" | "no")),
+        (json!({"structured_outputs": {"regex": "[0-9]{4}"}}), &|said| said.len() == 4 && said.parse::<u32>().is_ok()),
+        (json!({"structured_outputs": {"json": schema, "regex": null, "json_object": false}}), &is_object),
+        (json!({"structured_outputs": {"choice": ["{}"], "json_object": null}}), &|said| said == "{}"),
+        (json!({"structured_outputs": null, "guided_choice": null}), &|said| !said.is_empty()),
+    ];
+    for (mut body, fits) in cases {
+        let asked = body.clone();
+        let object = body.as_object_mut().unwrap();
+        object.insert("messages".into(), json!([{"role": "user", "content": "Which one?"}]));
+        object.extend([("max_tokens".to_string(), json!(24)), ("seed".to_string(), json!(3))]);
+        let said = host.post("/v1/chat/completions", &body).ok();
+        let said = said["choices"][0]["message"]["content"].as_str().unwrap();
+        assert!(fits(said), "{asked}: {said:?}");
+    }
+    for (body, name) in [
+        (json!({"guided_choice": []}), "guided_choice"),
+        (json!({"structured_outputs": {"choice": [1]}}), "structured_outputs.choice"),
+        (json!({"structured_outputs": {"structural_tag": "{}"}}), "structured_outputs.structural_tag"),
+        (json!({"structured_outputs": "json"}), "structured_outputs"),
+    ] {
+        let mut whole = body.clone();
+        whole["messages"] = json!([{"role": "user", "content": "Which one?"}]);
+        let refused = host.post("/v1/chat/completions", &whole);
+        assert!(refused.status == 400 && refused.json()["error"]["param"] == name, "{body}: {}", refused.text());
+    }
+}
