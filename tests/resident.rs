@@ -1,7 +1,7 @@
 //! What a process holds against what was planned for it.
 
-use crate::commands::succeeds;
-use serde_json::Value;
+use crate::{commands::succeeds, server::process::Process};
+use serde_json::{Value, json};
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Command, Stdio},
@@ -48,8 +48,43 @@ fn a_process_that_uses_all_it_planned_holds_no_more() {
     };
     let share = held as f64 / planned as f64;
     println!("{held} bytes of {planned} planned, {share:.3}; {stats}");
-    // Measured: 0.996. What is missing is the part of the context that is not used yet.
+    // Measured: 1.008.
     assert!((0.8..=1.05).contains(&share), "{held} bytes of {planned} planned, {share:.3}; {stats}");
+}
+
+/// The slot of padding, which nobody touches, is no part of what a server of so many slots is planned to take.
+#[test]
+fn a_server_that_uses_all_its_slots_holds_no_more_than_was_planned() {
+    const SLOTS: usize = 16;
+    let slots = SLOTS.to_string();
+    let sizes = ["-m", MODEL, "-c", "128", "-b", "64", "--parallel", &slots, "--kv-only", "0"];
+    let plan: Value = serde_json::from_str(&succeeds(&[&["plan", "--memory", "--json"], &sizes[..]].concat())).unwrap();
+    let (memory, snapshots) = (&plan["memory"], plan["snapshots"].as_u64().unwrap());
+    let bytes = |name: &str| memory[name].as_u64().unwrap();
+    assert_eq!(plan["slots"], SLOTS);
+    assert_eq!(bytes("state_bytes"), SLOTS as u64 * bytes("state_bytes_per_sequence"));
+    let server = Process::start(&sizes);
+    // Every prompt leaves a snapshot, until there are no pages for more.
+    for round in 0..snapshots.div_ceil(2 * SLOTS as u64) + 2 {
+        std::thread::scope(|scope| {
+            for slot in 0..SLOTS {
+                let prompt: Vec<usize> =
+                    (0..90).map(|i| 300 + (i * 7 + slot * 31 + round as usize * 101) % 5000).collect();
+                let (server, body) =
+                    (&server, json!({"prompt": prompt, "n_predict": 4, "ignore_eos": true, "id_slot": slot}));
+                scope.spawn(move || server.post("/completion", &body).rest().ok());
+            }
+        });
+    }
+    let held = resident_bytes(server.id());
+    let Some(held) = held else {
+        eprintln!("skipped: this system does not say what a process holds");
+        return;
+    };
+    let share = held as f64 / bytes("total_bytes") as f64;
+    println!("{held} bytes of {} planned, {share:.3}", bytes("total_bytes"));
+    // Measured: 0.545. What is missing are snapshots: prompts of this length have pages for about half of them.
+    assert!((0.5..=1.05).contains(&share), "{held} bytes of {memory}, {share:.3}");
 }
 
 /// The table of embeddings is the output matrix as well: of that there are panels beside the rows, or nothing but the rows.

@@ -210,6 +210,15 @@ impl Place {
         flags.run.kv_only.map(|tokens| tokens as usize).or(by_device)
     }
 
+    /// Whether the slot that steps are padded with takes memory: nothing is padded on a processor, where memory that nobody
+    /// has touched is none.
+    const fn holds_padding(&self) -> bool {
+        match self {
+            Place::Cpu { .. } => false,
+            Place::Cuda { .. } | Place::Reference => true,
+        }
+    }
+
     /// Where what goes from layer to layer of a prompt is kept that is read layer by layer.
     fn between(&self) -> Option<CarryPlacement> {
         match self {
@@ -243,6 +252,7 @@ impl Place {
             kv_type: flags.run.kv_type(model)?,
             state_type: flags.run.state_type(),
             ring_type: backend.ring_type(),
+            holds_padding: self.holds_padding(),
             weights_bytes,
             process_bytes,
             scratch_bytes: 0,

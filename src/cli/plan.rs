@@ -6,6 +6,7 @@ use super::{
     drafts::{DraftFlags, Planned},
     flags::ModelFlags,
     policy::PolicyFlags,
+    serve,
 };
 use clap::Args;
 use indicatif::HumanBytes;
@@ -27,7 +28,7 @@ use std::{
 /// Show the program that will run, what the model is made of, and the memory it will take
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas plan -m model.gguf\n  kvas plan -m model.gguf --memory\n  kvas plan -m model.gguf -c 32768 --json | jq .memory"
+    after_help = "Examples:\n  kvas plan -m model.gguf\n  kvas plan -m model.gguf --memory\n  kvas plan -m model.gguf --memory --parallel 8\n  kvas plan -m model.gguf -c 32768 --json | jq .memory"
 )]
 pub(crate) struct Plan {
     #[command(flatten)]
@@ -36,6 +37,9 @@ pub(crate) struct Plan {
     policy: PolicyFlags,
     #[command(flatten)]
     drafts: DraftFlags,
+    /// As `serve` plans that serves so many requests at once [default: as a chat does]
+    #[arg(long, visible_alias = "np", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    parallel: Option<u16>,
     /// Leave the program out
     #[arg(long)]
     memory: bool,
@@ -57,7 +61,10 @@ impl Plan {
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let rows = self.drafts.rows();
-        let wanted = MemoryRequest { outputs: rows, window: rows, ..WANTED };
+        let wanted = match self.parallel {
+            Some(parallel) => serve::wanted(usize::from(parallel), &self.drafts),
+            None => MemoryRequest { outputs: rows, window: rows, ..WANTED },
+        };
         let planned = self.drafts.plan(&self.model, &model, wanted)?;
         let report = Report::new((&self.model, &model), (&planned, wanted), bound)?;
         let mut out = Stdout;

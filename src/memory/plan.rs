@@ -49,6 +49,8 @@ pub struct PlanRequest {
     pub state_type: StateType,
     /// Element type of replay rings: that of the device.
     pub ring_type: StateType,
+    /// Whether the device holds the slot of padding: a processor never touches it, and what is not touched takes no memory.
+    pub holds_padding: bool,
     /// Bytes of the weights.
     pub weights_bytes: u64,
     /// Bytes the process holds already: vocabulary, templates, code.
@@ -126,6 +128,8 @@ pub struct MemoryPlan {
     pub kv_bytes_per_token: u64,
     /// A single-layer page.
     pub page_bytes: u64,
+    /// Slots of live sequences, and that of padding if the device holds it.
+    pub held_slots: usize,
     /// State, replay rings and convolution windows of one live sequence.
     pub slot_bytes: u64,
     /// The replay rings in it.
@@ -154,9 +158,9 @@ impl MemoryPlan {
         (self.limits.pages as u64).saturating_mul(self.page_bytes)
     }
 
-    /// State of all live sequences, and of the padding slot.
+    /// State of all live sequences, and of the padding slot if there is one to be held.
     pub fn slots_bytes(&self) -> u64 {
-        (self.limits.slots as u64).saturating_mul(self.slot_bytes)
+        (self.held_slots as u64).saturating_mul(self.slot_bytes)
     }
 
     /// State of all snapshots.
@@ -244,8 +248,7 @@ impl Sizes {
 /// refuses what does not fit.
 pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) -> MemoryPlan {
     let replay = replay(program, request);
-    let sizes = Sizes::new(program, request, replay);
-    let mut clamps = Vec::new();
+    let (sizes, mut clamps) = (Sizes::new(program, request, replay), Vec::new());
     let snapshots = snapshots(&sizes, request, &mut clamps);
     let with_pages = |context: usize, pool_tokens: usize, clamps: Vec<Clamp>| {
         let pages = sizes.page_stores.saturating_mul(tables(request, pool_tokens, snapshots)).saturating_add(1);
@@ -268,6 +271,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
             weights_bytes: request.weights_bytes,
             kv_bytes_per_token: sizes.row_bytes,
             page_bytes: sizes.page_bytes,
+            held_slots: request.sequences + usize::from(request.holds_padding),
             slot_bytes: sizes.snapshot_bytes + sizes.ring_bytes,
             ring_bytes: sizes.ring_bytes,
             snapshot_bytes: sizes.snapshot_bytes,
@@ -420,6 +424,7 @@ pub(super) mod tests {
         kv_type: KvType::F16,
         state_type: StateType::F32,
         ring_type: StateType::F32,
+        holds_padding: true,
         weights_bytes: 1000,
         process_bytes: 100,
         scratch_bytes: 10,
@@ -469,6 +474,9 @@ pub(super) mod tests {
         assert_eq!(plan.slot_bytes, plan.snapshot_bytes + plan.ring_bytes);
         let parts = 1010 + plan.pages_bytes() + 3 * plan.slot_bytes + 6 * plan.snapshot_bytes;
         assert_eq!((plan.needed_bytes(), plan.total_bytes()), (parts, parts + 100));
+        let request = PlanRequest { context: Some(100), holds_padding: false, ..REQUEST };
+        let untouched = super::plan(&program(), 8192, &request);
+        assert_eq!((untouched.needed_bytes(), untouched.limits), (parts - plan.slot_bytes, plan.limits));
         assert_eq!(plan.clamps, []);
     }
 

@@ -12,7 +12,7 @@ mod native;
 mod openapi;
 mod options;
 mod probes;
-mod process;
+pub(crate) mod process;
 mod slots;
 mod streams;
 mod templates;

@@ -28,6 +28,18 @@ const SCORED: usize = 64;
 /// Tokens drafted for all requests in one step: the logits of each are kept beside those of the others.
 const MOST_DRAFTED: usize = 96;
 
+/// What a server asks of the memory that serves so many requests at once.
+pub(crate) fn wanted(parallel: usize, drafts: &DraftFlags) -> device::MemoryRequest {
+    device::MemoryRequest {
+        sequences: parallel,
+        snapshots: SnapshotBudget::Share,
+        outputs: parallel + SCORED + (parallel * drafts.most()).min(MOST_DRAFTED),
+        context: None,
+        window: drafts.rows(),
+        promised: 0,
+    }
+}
+
 /// Loads the models of the command line.
 #[derive(Debug)]
 pub(super) struct FromFlags {
@@ -94,14 +106,8 @@ impl FromFlags {
             None => model.template()?,
         };
         let host_bytes = self.offload_cache.host_bytes(&flags.run.compute)?;
-        let wanted = device::MemoryRequest {
-            sequences: self.parallel,
-            snapshots: SnapshotBudget::Share,
-            outputs: self.parallel + SCORED + (self.parallel * self.drafts.most()).min(MOST_DRAFTED),
-            context: None,
-            window: self.drafts.rows(),
-            promised: self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)) + host_bytes,
-        };
+        let promised = self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)) + host_bytes;
+        let wanted = device::MemoryRequest { promised, ..wanted(self.parallel, &self.drafts) };
         if room == MemoryDemand::AsAskedFor
             && let Some(clamp) = device::clamp(&flags, &model, wanted)?
         {

@@ -16,6 +16,7 @@ use kvas::{
     policy::PolicyKind,
     server::{Access, Keys, Metrics, Models, Reach, Responses, Server, Settings, Sharing},
 };
+pub(super) use load::wanted;
 use load::{FromFlags, Reservations};
 use std::{
     net::{SocketAddr, TcpListener, ToSocketAddrs},
