@@ -59,7 +59,12 @@ fn requests(vocab: usize) -> Vec<Request> {
                 5 => {
                     params.frequency_penalty = 0.7;
                     let constraint = Some(Box::new(Thirds::new(23)) as _);
-                    Request { constraint, min_tokens: 9, stop_tokens: (0..vocab as u32 / 2).collect(), ..request(params) }
+                    Request {
+                        constraint,
+                        min_tokens: 9,
+                        stop_tokens: (0..vocab as u32 / 2).collect(),
+                        ..request(params)
+                    }
                 }
                 6 => Request { top_tokens: Some(5), reported: Reported::Model, ..request(params) },
                 _ => Request { score: Some(PromptOutput::Probabilities(2)), ..request(params) },
