@@ -7,6 +7,7 @@ mod vocabulary;
 use kvas::{
     engine::Constraint,
     grammar::{AnswerConstraint, Grammar, Stage, Vocabulary, compile},
+    sampling::Row,
     text::Tokenizer,
 };
 use libfuzzer_sys::fuzz_target;
@@ -45,8 +46,9 @@ fuzz_target!(|data: &[u8]| {
     let Some(compiled) = told(compile(vocabulary, &grammar)) else { return };
     let mut constraint = AnswerConstraint::new(vocabulary, vec![Stage::Grammar(compiled)], &[]);
     for step in 0..8 {
-        let mut logits = vec![1.0; *tokens];
-        if told(constraint.mask(&mut logits)).is_none() {
+        let mut logits = vec![1.0f32; *tokens];
+        let masked = constraint.allowed().and_then(|allowed| allowed.apply(&mut Row::Whole(&mut logits)));
+        if told(masked).is_none() {
             return;
         }
         let allowed: Vec<u32> = (0..).zip(&logits).filter(|(_, logit)| logit.is_finite()).map(|(id, _)| id).collect();
