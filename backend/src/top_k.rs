@@ -7,9 +7,9 @@ pub struct TopK {
     pub rows: usize,
     /// How many of the likeliest tokens of each, from 1 to [`Backend::max_top_k`](crate::Backend::max_top_k).
     pub count: usize,
-    /// Output rows and tokens of theirs that are not looked for, but whose logits are told, each pair once; at most
+    /// Output rows, each with a token of its own that is not looked for, but whose logit is told; each pair once, at most
     /// [`TopK::APART`] for each row of [`Limits::outputs`](crate::Limits::outputs).
-    pub apart: Vec<(u32, u32)>,
+    pub apart: Vec<[u32; 2]>,
     /// By output row: the mask of the tokens that are looked for, or [`TopK::ANY`]. Empty if no row has one.
     pub mask_of: Vec<u32>,
     /// Masks, one behind the other: bit `i` of word `w` is for token `32 w + i`, and each begins with a word of its own.
@@ -92,7 +92,7 @@ impl TopKFound {
             let mask = wanted.mask_of.get(row).filter(|mask| **mask != TopK::ANY);
             let mask = mask.map(|mask| &wanted.masks[*mask as usize * words..][..words]);
             let apart: Vec<u32> =
-                wanted.apart.iter().filter(|(of, _)| *of as usize == row).map(|(_, at)| *at).collect();
+                wanted.apart.iter().filter(|[of, _]| *of as usize == row).map(|[_, at]| *at).collect();
             let is_looked_for = |token: &u32| {
                 mask.is_none_or(|mask| TopK::allows(mask, *token))
                     && !apart.contains(token)
@@ -110,7 +110,7 @@ impl TopKFound {
         if wanted.normalise {
             found.normalisers = logits.chunks_exact(vocab.max(1)).map(normaliser).collect();
         }
-        found.apart.extend(wanted.apart.iter().map(|(row, token)| logits[*row as usize * vocab + *token as usize]));
+        found.apart.extend(wanted.apart.iter().map(|[row, token]| logits[*row as usize * vocab + *token as usize]));
         found
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     fn tokens_apart_and_behind_masks_are_not_looked_for() {
         let logits = [1.0, 5.0, 5.0, f32::INFINITY, f32::NAN, f32::NEG_INFINITY];
         let logits = [logits, logits, logits].concat();
-        let apart = vec![(1, 3), (2, 5), (2, 1)];
+        let apart = vec![[1, 3], [2, 5], [2, 1]];
         let wanted = TopK {
             rows: 3,
             count: 3,

@@ -8,7 +8,7 @@ use crate::{
     memory::SequenceId,
     scheduler::{Finish, PlannedSpan},
 };
-use kvas_backend::{DeviceError, Outputs};
+use kvas_backend::DeviceError;
 
 /// How a request ends.
 #[derive(Debug)]
@@ -35,11 +35,7 @@ impl Engine {
         let mut row = 0;
         let mut outcomes = Vec::with_capacity(spans.len());
         for span in spans {
-            let rows = match span.outputs {
-                Outputs::None => 0,
-                Outputs::Last => 1,
-                Outputs::All => span.rows as usize,
-            };
+            let rows = span.output_rows();
             let known = (span.rows - span.drafts) as usize;
             let end = self.memory.committed(span.id) as usize + known;
             // Drafts are behind what is known.

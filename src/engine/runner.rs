@@ -129,10 +129,12 @@ impl Runner {
 
     /// Waits for the last step, after which the device has looked for these tokens, if it does and any are wanted.
     pub fn look_for(&mut self, wanted: &TopK) -> Result<(), DeviceError> {
-        self.count = wanted.count;
+        // Of an earlier step nothing is known any more.
+        self.count = 0;
         if wanted.rows == 0 || wanted.count == 0 {
             return self.wait();
         }
+        self.count = wanted.count;
         self.backend.top_k(self.program.logits, wanted, &mut self.found)
     }
 

@@ -6,7 +6,7 @@ use super::{
     job::{Choice, FoundRow, Known, RowWants},
 };
 use crate::scheduler::PlannedSpan;
-use kvas_backend::{DeviceError, Outputs, TopK};
+use kvas_backend::{DeviceError, TopK};
 use std::ops::Range;
 
 /// What was asked for.
@@ -49,7 +49,7 @@ impl Wanted {
     fn take(&mut self, (row, apart): (usize, Range<usize>), runner: &Runner) -> bool {
         let Some((tokens, logits)) = runner.top_k(row) else { return false };
         let found = tokens.iter().zip(logits).take_while(|(token, _)| **token != TopK::NONE);
-        let apart = self.top_k.apart[apart.clone()].iter().map(|(_, token)| token).zip(&runner.apart()[apart]);
+        let apart = self.top_k.apart[apart.clone()].iter().map(|[_, token]| token).zip(&runner.apart()[apart]);
         self.found.tokens.clear();
         self.found.tokens.extend(found.chain(apart).map(|(token, logit)| (*token, *logit)));
         self.found.normaliser = runner.normaliser(row).unwrap_or_default();
@@ -58,16 +58,22 @@ impl Wanted {
 
     /// One more output row, after which a token is chosen that follows `generated` ones of an answer and these drafts.
     fn push_choice(&mut self, choice: &mut Choice, next: (usize, &[u32]), room: Room) {
-        let mut apart = std::mem::take(&mut self.apart);
-        apart.clear();
-        let wants = choice.wants(next, &mut apart);
-        self.push(wants, &mut apart, room);
-        self.apart = apart;
+        self.apart.clear();
+        let wants = choice.wants(next, &mut self.apart);
+        self.push(wants, room);
     }
 
-    /// One more output row. Its logits are read if nothing else serves, or if there is no more room.
-    fn push(&mut self, wants: Option<RowWants<'_>>, apart: &mut Vec<u32>, room: Room) {
-        let row = self.rows.len() as u32;
+    /// One more output row, of which the probabilities of the next token of the prompt and of `count` others are told.
+    fn push_scored(&mut self, next: u32, count: usize, room: Room) {
+        self.apart.clear();
+        self.apart.push(next);
+        self.push(Some(RowWants { count, mask: None, normalise: true }), room);
+    }
+
+    /// One more output row, with what [`Wanted::apart`] has. Its logits are read if nothing else serves, or if there is no
+    /// more room.
+    fn push(&mut self, wants: Option<RowWants<'_>>, room: Room) {
+        let (row, apart) = (self.rows.len() as u32, &mut self.apart);
         apart.sort_unstable();
         apart.dedup();
         apart.retain(|token| (*token as usize) < room.vocab);
@@ -80,7 +86,7 @@ impl Wanted {
         let Some(wants) = wants.filter(fits) else { return self.rows.push(None) };
         self.top_k.count = self.top_k.count.max(wants.count).max(1);
         self.top_k.normalise |= wants.normalise;
-        self.top_k.apart.extend(apart.iter().map(|token| (row, *token)));
+        self.top_k.apart.extend(apart.iter().map(|token| [row, *token]));
         if let Some(mask) = wants.mask {
             self.top_k.mask_of.resize(row as usize, TopK::ANY);
             self.top_k.mask_of.push(masks as u32);
@@ -116,11 +122,7 @@ impl Engine {
     }
 
     fn want(&mut self, span: &PlannedSpan, room: Room, wanted: &mut Wanted) {
-        let rows = match span.outputs {
-            Outputs::None => 0,
-            Outputs::Last => 1,
-            Outputs::All => span.rows as usize,
-        };
+        let rows = span.output_rows();
         let sequence = self.scheduler.get(span.id);
         let drafts = &sequence.drafts[..span.drafts as usize];
         let end = self.memory.committed(span.id) as usize + span.rows as usize - drafts.len();
@@ -131,10 +133,7 @@ impl Engine {
         for at in end - of_prompt..end {
             match (sequence.tokens.get(at + 1), job.scoring.as_ref().map(|scoring| scoring.score)) {
                 (None, _) => wanted.push_choice(&mut job.choice, (job.timings.generated_tokens, &[]), room),
-                (Some(next), Some(PromptOutput::Probabilities(count))) => {
-                    let wants = RowWants { count, mask: None, normalise: true };
-                    wanted.push(Some(wants), &mut vec![*next], room);
-                }
+                (Some(next), Some(PromptOutput::Probabilities(count))) => wanted.push_scored(*next, count, room),
                 // Nothing is looked at of this row.
                 (Some(_), Some(PromptOutput::Hidden(_)) | None) => wanted.rows.push(None),
             }

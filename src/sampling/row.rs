@@ -27,7 +27,7 @@ impl Row<'_> {
         tokens.iter().for_each(|token| self.change(*token, |_| f32::NEG_INFINITY));
     }
 
-    /// Excludes all tokens but some, in the order of their ids or in any.
+    /// Excludes all tokens but some.
     pub fn keep(&mut self, allows: impl Fn(u32) -> bool) {
         let apply = |token: u32, logit: &mut f32| {
             if !allows(token) {

@@ -29,6 +29,17 @@ pub struct PlannedSpan {
     pub outputs: Outputs,
 }
 
+impl PlannedSpan {
+    /// How many of its rows are output rows: the last ones.
+    pub const fn output_rows(&self) -> usize {
+        match self.outputs {
+            Outputs::None => 0,
+            Outputs::Last => 1,
+            Outputs::All => self.rows as usize,
+        }
+    }
+}
+
 /// What to do next.
 #[derive(Debug, Default)]
 pub struct StepPlan {

@@ -16,7 +16,7 @@ mod state;
 
 use crate::{
     Act, Backend, Cursors, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, StateType, Step, Store,
-    StoreDecl, TopK, TopKFound, Weight, WeightDecl, WeightSource, op,
+    StoreDecl, Weight, WeightDecl, WeightSource, op,
     program::Rows,
     store::{PagesDecl, Policy},
 };
@@ -45,7 +45,6 @@ pub struct Reference {
     ring_type: StateType,
     /// By span of the step: how later rows find what its rows write.
     kept: Vec<StateType>,
-    max_top_k: usize,
 }
 
 #[derive(Debug)]
@@ -60,11 +59,6 @@ impl Reference {
     /// Rounds what a replay ring would hold as a device does that keeps it so.
     pub fn with_rings_of(ring_type: StateType) -> Self {
         Self { ring_type, ..Self::default() }
-    }
-
-    /// Looks for up to so many tokens of a row itself, as a device does whose logits are far away.
-    pub fn with_top_k_of(max_top_k: usize) -> Self {
-        Self { max_top_k, ..Self::default() }
     }
 
     fn program(&self) -> &Program {
@@ -380,16 +374,6 @@ impl Backend for Reference {
     fn read(&mut self, act: Act, first: usize, out: &mut [f32]) -> Result<(), DeviceError> {
         let first = first * self.columns(act);
         out.copy_from_slice(&self.acts[act.0 as usize][first..][..out.len()]);
-        Ok(())
-    }
-
-    fn max_top_k(&self) -> usize {
-        self.max_top_k
-    }
-
-    fn top_k(&mut self, logits: Act, wanted: &TopK, found: &mut TopKFound) -> Result<(), DeviceError> {
-        let values = wanted.rows * self.columns(logits);
-        *found = TopKFound::search(wanted, &self.acts[logits.0 as usize][..values]);
         Ok(())
     }
 

@@ -47,13 +47,15 @@ pub(crate) struct TopKMemory {
     parts: Parts,
     wanted: DeviceMemory,
     found: DeviceMemory,
+    /// What was read of it.
+    words: Vec<u32>,
 }
 
 impl TopKMemory {
     pub(crate) fn new(device: &Arc<Device>, program: &Program, limits: &Limits) -> Result<Self, DeviceError> {
         let parts = Parts::new(program, limits);
         let wanted = device.take("wanted tokens", 4 * parts.wanted)?;
-        Ok(Self { parts, wanted, found: device.take("found tokens", 4 * parts.found)? })
+        Ok(Self { parts, wanted, found: device.take("found tokens", 4 * parts.found)?, words: Vec::new() })
     }
 }
 
@@ -61,7 +63,7 @@ impl Machine {
     /// Looks for tokens of the first rows of the logits.
     pub(crate) fn top_k(&mut self, logits: Act, wanted: &TopK, found: &mut TopKFound) -> Result<(), DeviceError> {
         assert!((1..=MOST).contains(&wanted.count), "{} tokens of at most {MOST}", wanted.count);
-        let TopKMemory { parts, wanted: asked, found: results } = &self.top_k;
+        let TopKMemory { parts, wanted: asked, found: results, .. } = &self.top_k;
         let (apart, mask_of, masks) = (asked.at(), asked.at().at(4 * parts.mask_of), asked.at().at(4 * parts.masks));
         let results = results.at();
         let (tokens, columns) = (wanted.rows * wanted.count, self.columns(logits) as u32);
@@ -72,14 +74,13 @@ impl Machine {
             let launch = self.kernel("top_k", "normalise_rows")?.grid(wanted.rows, 1, 1).block(1024);
             launch.arg(logits).arg(normalisers).arg(columns).launch()?;
         }
-        let pairs: Vec<[u32; 2]> = wanted.apart.iter().map(|(row, token)| [*row, *token]).collect();
-        let count = pairs.len() as u32;
+        let pairs = wanted.apart.len();
         let of_pairs = |kernel: &'static str| {
-            let launch = self.kernel("top_k", kernel)?.grid(pairs.len().div_ceil(256), 1, 1).block(256);
-            launch.arg(logits).arg(apart).arg(of_apart).arg(count).arg(columns).launch()
+            let launch = self.kernel("top_k", kernel)?.grid(pairs.div_ceil(256), 1, 1).block(256);
+            launch.arg(logits).arg(apart).arg(of_apart).arg(pairs as u32).arg(columns).launch()
         };
-        if !pairs.is_empty() {
-            self.device.upload(apart, &pairs)?;
+        if pairs > 0 {
+            self.device.upload(apart, &wanted.apart)?;
             of_pairs("set_apart")?;
         }
         self.device.upload(mask_of, &wanted.mask_of)?;
@@ -105,13 +106,15 @@ impl Machine {
             let launch = self.kernel("top_k", "top_k_rows")?.grid(wanted.rows, 1, 1).block(1024).early();
             launch.arg(searches).arg(results).arg(values).arg(wanted.count as u32).launch()?;
         }
-        if !pairs.is_empty() {
+        if pairs > 0 {
             of_pairs("put_back")?;
         }
         let of_normalisers = if wanted.normalise { 2 * wanted.rows } else { 0 };
-        let mut words = vec![0u32; 2 * tokens + pairs.len() + of_normalisers];
+        let mut words = std::mem::take(&mut self.top_k.words);
+        words.resize(2 * tokens + pairs + of_normalisers, 0);
         self.read_words(results, &mut words)?;
         found.take(wanted, &words);
+        self.top_k.words = words;
         Ok(())
     }
 }
@@ -196,7 +199,7 @@ mod tests {
         for row in 0..rows as u32 {
             let most = random.below(40);
             let apart: std::collections::BTreeSet<u32> = (0..most).map(|_| random.below(columns) as u32).collect();
-            wanted.apart.extend(apart.into_iter().map(|token| (row, token)));
+            wanted.apart.extend(apart.into_iter().map(|token| [row, token]));
         }
         if random.below(2) == 0 {
             wanted.mask_of = (0..rows).map(|row| if row % 3 == 1 { TopK::ANY } else { row as u32 / 3 }).collect();
