@@ -204,6 +204,8 @@ impl Constraint for AnswerConstraint {
             (Phase::Free(free), Some(Stage::Grammar(grammar))) => free.allowed(&self.vocabulary, grammar),
             (Phase::Grammar(running), _) => running.allowed(&self.stop_tokens),
             (Phase::Free(_) | Phase::Open, _) => Ok(ALL),
+            // An answer that ignores the model's ends and may say nothing ends with one all the same.
+            (Phase::Over, _) if self.stop_tokens.is_empty() => Ok(Allowed::Only(self.vocabulary.tokenizer().eog())),
             (Phase::Over, _) => Ok(Allowed::Only(&self.stop_tokens)),
             (Phase::Failed(error), _) => Err(error.clone()),
         }

@@ -92,8 +92,9 @@ impl Running {
             return false;
         }
         let (send, receive) = bounded(1);
+        let vocabulary = self.vocabulary.clone();
         self.vocabulary.spawn(move || {
-            let allowed = allowed(&mut matcher);
+            let allowed = allowed(&mut matcher, vocabulary.tokenizer().eog());
             // Nobody waits any more if the answer was given up.
             let _ = send.send(Step { matcher, allowed });
         });
@@ -116,12 +117,18 @@ impl Running {
     }
 }
 
-fn allowed(matcher: &mut Matcher) -> Result<Next, String> {
-    let mask = matcher.compute_mask().map_err(|error| match error.to_string().as_str() {
+/// What may come next: of the `ends` of answers none, unless the grammar allows nothing else. Whether an answer may end
+/// where the grammar does is for its stop tokens to say: a request that ignores the model's ends has none.
+fn allowed(matcher: &mut Matcher, ends: &[u32]) -> Result<Next, String> {
+    let mut mask = matcher.compute_mask().map_err(|error| match error.to_string().as_str() {
         "" | "NoExtensionBias" => "the grammar allows no token of this model here".into(),
         other => format!("the grammar is too costly here: {}", first_line(other)),
     })?;
     let may_end = matcher.is_accepting().map_err(|error| first_line(&error.to_string()))?;
+    let found = ends.iter().filter(|end| mask.is_allowed(**end)).count();
+    if found > 0 && mask.num_set() > found {
+        ends.iter().for_each(|end| mask.disallow_token(*end));
+    }
     Ok(Next { mask, may_end })
 }
 

@@ -87,6 +87,29 @@ fn markers_are_found_where_they_are() {
     }
 }
 
+/// Where the model's ends of an answer are ignored, it goes on as long as its grammar can.
+#[test]
+fn ends_that_are_ignored_end_no_answer_whose_grammar_goes_on() {
+    let vocabulary = Vocabulary::with_workers(tokenizer(&["<|eos|>", "a", "b", "<|end_of_turn|>"]), 1).unwrap();
+    let begin =
+        |grammar: &str, stop: &[u32]| AnswerConstraint::new(&vocabulary, vec![gbnf(&vocabulary, grammar)], stop);
+    for (stop, expected) in [(&[][..], &[1_u32, 2][..]), (&[0], &[0, 1, 2]), (&[0, 3], &[0, 1, 2, 3])] {
+        let mut constraint = begin("root ::= [ab]*", stop);
+        for token in [1, 2, 1] {
+            assert_eq!(allowed(&mut constraint, 4).unwrap(), expected, "{stop:?}");
+            assert!(!constraint.accept(token));
+        }
+    }
+    let mut complete = begin("root ::= \"ab\"", &[]);
+    assert!(!complete.accept(1));
+    assert_eq!(allowed(&mut complete, 4).unwrap(), [2]);
+    assert!(complete.accept(2), "nothing may follow");
+    // One that is complete before it begins has to end somehow.
+    let mut empty = begin("root ::= \"\"", &[]);
+    assert_eq!(allowed(&mut empty, 4), Ok(vec![0]));
+    assert!(empty.accept(0));
+}
+
 #[test]
 fn tokens_that_go_on_after_a_marker_are_found() {
     let words: Vec<String> = (1..6)
