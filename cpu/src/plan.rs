@@ -202,11 +202,15 @@ impl Plan {
         }
     }
 
-    /// Bytes of everything, and of all but activations, pages and slots.
+    /// Bytes of everything, and of all but activations, pages and slots. The slot of padding is allocated but never touched,
+    /// and what is not touched takes no memory.
     fn count(&self, program: &Program, limits: &Limits, threads: usize) -> (u64, u64) {
         let slots = program.stores.iter().map(|store| {
-            let each = store.slot_bytes(limits.replay, limits.state_type).saturating_mul(limits.all_slots());
-            each.saturating_add(store.ring_bytes(limits.replay, StateType::F32).saturating_mul(limits.slots))
+            let each =
+                store.slot_bytes(limits.replay, limits.state_type).saturating_mul(limits.all_slots().saturating_sub(1));
+            each.saturating_add(
+                store.ring_bytes(limits.replay, StateType::F32).saturating_mul(limits.slots.saturating_sub(1)),
+            )
         });
         let slots = slots.fold(0usize, usize::saturating_add);
         let acts = self.acts.iter().copied();

@@ -12,7 +12,7 @@ use clap::Args;
 use kvas::{
     chat::{Chat as Conversation, ChatSettings, Talk},
     engine::{Engine, EngineConfig, Timings},
-    memory::plan::{MemoryPlan, SnapshotBudget},
+    memory::plan::{MemoryPlan, SNAPSHOT_EVERY, SnapshotBudget},
     model::Model,
     policy::{BoundedLayers, EvictionPolicy},
     repl::{Colour, ExitReason, KnownPolicy, Policies, Repl, ReplSettings, Sizes},
@@ -64,9 +64,6 @@ pub(crate) struct Chat {
     #[command(flatten)]
     sampling: SamplingFlags,
 }
-
-/// Tokens of a prompt between two snapshots: one costs less than reading a token (ALGORITHMS 3.3).
-pub(crate) const SNAPSHOT_EVERY: u32 = 512;
 
 /// What a conversation needs: one sequence, and snapshots to go back to.
 pub(crate) const WANTED: device::MemoryRequest = device::MemoryRequest {

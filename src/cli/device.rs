@@ -243,6 +243,7 @@ impl Place {
             context,
             sequences: wanted.sequences,
             snapshots: wanted.snapshots,
+            snapshot_tokens: None,
             rows: flags.run.batch_size as usize,
             outputs: wanted.outputs,
             page_size: flags.run.page_size()?,
@@ -323,11 +324,13 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: MemoryRe
         available_bytes: sum(|request| request.available_bytes),
         ..requests[0]
     };
-    let replay = plan(&model.program, model.spec.context_length, &whole).limits.replay;
+    let together = plan(&model.program, model.spec.context_length, &whole);
+    let (replay, snapshot_tokens) = (together.limits.replay, Some(together.snapshot_tokens));
+    let (history, kv_only) = (Some(replay.history), Some(replay.fresh));
     // Both devices hold as many tokens and snapshots as the one that has room for fewer.
     let (mut snapshots, mut most_tokens) = (usize::MAX, usize::MAX);
     for ((request, part), place) in requests.iter().zip(&parts).zip(&places) {
-        let request = PlanRequest { history: Some(replay.history), kv_only: Some(replay.fresh), between, ..*request };
+        let request = PlanRequest { history, kv_only, snapshot_tokens, between, ..*request };
         let planned = plan(part, model.spec.context_length, &request);
         planned.check().map_err(|large| {
             let (file, place) = (flags.name(), place.name());
@@ -335,7 +338,8 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: MemoryRe
         })?;
         (snapshots, most_tokens) = (snapshots.min(planned.limits.snapshots), most_tokens.min(planned.room_tokens));
     }
-    Ok(PlanRequest { snapshots: SnapshotBudget::Exactly(snapshots), most_tokens: Some(most_tokens), ..whole })
+    let snapshots = SnapshotBudget::Exactly(snapshots);
+    Ok(PlanRequest { snapshots, snapshot_tokens, most_tokens: Some(most_tokens), ..whole })
 }
 
 /// Most of the memory there is: the rest of the system wants some too.

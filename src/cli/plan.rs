@@ -198,7 +198,10 @@ impl<'a> Report<'a> {
         let stateless = if fresh == 0 { String::new() } else { format!(", no state before {fresh}") };
         writeln!(out, "replay ring       {history} tokens, {window} revocable{stateless}")?;
         writeln!(out, "pages             {} of {} tokens", plan.limits.pages, plan.limits.page_size)?;
-        writeln!(out, "slots             {} live, {} for snapshots", plan.limits.slots - 1, plan.limits.snapshots)?;
+        let (live, snapshots) = (plan.limits.slots - 1, plan.limits.snapshots);
+        let has_pages = snapshots > 0 && plan.kv_bytes_per_token > 0;
+        let kept = if has_pages { format!(", pages of {} tokens each", plan.snapshot_tokens) } else { String::new() };
+        writeln!(out, "slots             {live} live, {snapshots} for snapshots{kept}")?;
         if let Some(held) = self.held() {
             writeln!(out, "held tokens       {held}")?;
         }
@@ -334,6 +337,7 @@ impl<'a> Report<'a> {
             "page_size": plan.limits.page_size,
             "slots": plan.limits.slots - 1,
             "snapshots": plan.limits.snapshots,
+            "snapshot_tokens": plan.snapshot_tokens,
             "replay": {
                 "history": plan.limits.replay.history, "window": plan.limits.replay.window,
                 "kv_only": plan.limits.replay.fresh,

@@ -9,6 +9,7 @@ mod offload;
 mod pages;
 pub mod plan;
 mod prefix;
+mod replay_plan;
 mod reuse;
 mod shortened;
 mod slots;

@@ -3,12 +3,11 @@
 //! such decision is written down.
 
 pub use super::clamp::Clamp;
-use super::layerwise_plan::LayerwisePlan;
-use crate::model::replay_traffic::{self, Elements};
+use super::{layerwise_plan::LayerwisePlan, replay_plan::replay};
 use indicatif::HumanBytes;
 use kvas_backend::{
-    CHUNK, KvType, Limits, Program, Replay, StateType, StoreDecl,
-    store::{Decay, Positions, Segments},
+    KvType, Limits, Program, Replay, StateType, StoreDecl,
+    store::{Positions, Segments},
 };
 
 /// How many snapshots are kept, over all sequences.
@@ -16,7 +15,7 @@ use kvas_backend::{
 pub enum SnapshotBudget {
     /// So many.
     Exactly(usize),
-    /// As many as an eighth of the memory has room for, at least 8 for every sequence and at most 256 for all; 64 if
+    /// As many as an eighth of the memory has room for with their pages, at least 8 for every sequence and at most 256 for all; 64 if
     /// there is no state.
     Share,
 }
@@ -30,6 +29,9 @@ pub struct PlanRequest {
     pub sequences: usize,
     /// Snapshots kept.
     pub snapshots: SnapshotBudget,
+    /// Tokens of keys and values there is room for with each snapshot; `None`: as many as weigh an eighth of it, up to
+    /// those from one snapshot of a prompt to the next.
+    pub snapshot_tokens: Option<usize>,
     /// Most tokens of a step.
     pub rows: usize,
     /// Most output rows of a step.
@@ -136,6 +138,8 @@ pub struct MemoryPlan {
     pub ring_bytes: u64,
     /// State and convolution windows of one snapshot.
     pub snapshot_bytes: u64,
+    /// Tokens of keys and values there is room for with each snapshot.
+    pub snapshot_tokens: usize,
     /// Activations of the largest step, and a row of logits.
     pub activations_bytes: u64,
     /// What goes from layer to layer of a prompt that is read layer by layer.
@@ -213,6 +217,9 @@ const ENDLESS: usize = 1 << 24;
 /// Fewest tokens a context is clamped to.
 const LEAST_CONTEXT: usize = 256;
 
+/// Tokens of a prompt from one snapshot to the next: one costs less than reading a token (ALGORITHMS 3.3).
+pub const SNAPSHOT_EVERY: u32 = 512;
+
 /// Snapshots kept at least for every sequence and at most in all, and those without state.
 const SNAPSHOTS: (usize, usize) = (8, 256);
 const SNAPSHOTS_OF_PAGES: usize = 64;
@@ -226,6 +233,7 @@ struct Sizes {
     page_stores: usize,
     ring_bytes: u64,
     snapshot_bytes: u64,
+    snapshot_tokens: usize,
 }
 
 impl Sizes {
@@ -240,7 +248,18 @@ impl Sizes {
             sizes.snapshot_bytes += store.slot_bytes(replay, request.state_type) as u64;
             sizes.ring_bytes += store.ring_bytes(replay, request.ring_type) as u64;
         }
+        let light = usize::try_from(sizes.snapshot_bytes / 8 / sizes.row_bytes.max(1)).unwrap_or(usize::MAX);
+        let light = light.min(SNAPSHOT_EVERY as usize).min(request.context.unwrap_or(usize::MAX));
+        // At least the tail that is copied before it is written.
+        let tokens = request.snapshot_tokens.unwrap_or(light).max(request.page_size);
+        sizes.snapshot_tokens = tokens / request.page_size * request.page_size;
         sizes
+    }
+
+    /// Pages of one store that go with a snapshot. A snapshot is of no use without the keys and values of its text; where
+    /// contexts are short those of live sequences have no room for them.
+    fn snapshot_pages(&self, request: &PlanRequest) -> usize {
+        self.snapshot_tokens / request.page_size
     }
 }
 
@@ -251,7 +270,8 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let (sizes, mut clamps) = (Sizes::new(program, request, replay), Vec::new());
     let snapshots = snapshots(&sizes, request, &mut clamps);
     let with_pages = |context: usize, pool_tokens: usize, clamps: Vec<Clamp>| {
-        let pages = sizes.page_stores.saturating_mul(tables(request, pool_tokens, snapshots)).saturating_add(1);
+        let kept = snapshots.saturating_mul(sizes.snapshot_pages(request));
+        let pages = sizes.page_stores.saturating_mul(tables(request, pool_tokens, kept)).saturating_add(1);
         let limits = Limits {
             context: 0,
             rows: request.rows,
@@ -275,6 +295,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
             slot_bytes: sizes.snapshot_bytes + sizes.ring_bytes,
             ring_bytes: sizes.ring_bytes,
             snapshot_bytes: sizes.snapshot_bytes,
+            snapshot_tokens: sizes.snapshot_tokens,
             activations_bytes: activations(program, request),
             carried: CarriedBytes::default(),
             scratch_bytes: request.scratch_bytes,
@@ -324,57 +345,10 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     plan
 }
 
-/// Pages of one store. More than the tokens need: every sequence ends in a page of its own, and a tail that a snapshot
-/// shares is copied before it is written.
-fn tables(request: &PlanRequest, pool_tokens: usize, snapshots: usize) -> usize {
-    pool_tokens.div_ceil(request.page_size).saturating_add(2 * request.sequences - 1 + snapshots)
-}
-
-/// Rows of a ring beyond which a longer one does not pay on account of drafts: a token looks at all of its entries (qwen3.5-4b on
-/// an H200, 128 sequences with 3 drafts each: 20007 tokens a second with 32 rows, 18730 with 64).
-const MOST_ROWS: usize = 32;
-
-/// The replay ring: as long as was asked for, or of the length that moves the fewest bytes a token, as a power of two
-/// (ALGORITHMS 2.10), or an eighth less where the ring then has half the rows. With drafts it is at least twice as long up to
-/// [`MOST_ROWS`], and fills its rows: a span ends where a ring is folded, which costs more tokens of a step than a longer ring costs
-/// bytes. A step can be taken back by less than its window where the history is shorter.
-fn replay(program: &Program, request: &PlanRequest) -> Replay {
-    let (state, ring) = (request.state_type.bytes(), request.ring_type.bytes());
-    let elements = Elements { state, ring, ..Elements::F32 };
-    let states = || {
-        program.stores.iter().filter_map(|store| match store {
-            StoreDecl::State(state) => Some(state),
-            StoreDecl::Pages(_) | StoreDecl::Conv(_) => None,
-        })
-    };
-    let best = || match (replay_traffic::optimum_history(states(), elements), request.window) {
-        (None, window) => window,
-        (Some(best), window @ 0..=1) => {
-            let history = 1usize << best.ilog2();
-            let shorter = history.saturating_sub(2 * window);
-            if 8 * shorter >= 7 * history { shorter } else { history.max(window) }
-        }
-        (Some(best), window) => {
-            let rows = |history| Replay::new(history, window).ring_rows();
-            let (least, twice) = (rows(1 << best.ilog2()), rows(2 << best.ilog2()));
-            // With many drafts more: what cannot be taken back cannot be drafted.
-            twice.min(least.max(MOST_ROWS)).max(rows(window)) - 2 * window
-        }
-    };
-    // Decays per channel take an exponential for every entry and column, which costs more than the bytes save: at 8
-    // sequences a token took 1.15 to 1.4 times as long with a ring.
-    let pays_off = states().all(|state| state.decay != Decay::PerChannel);
-    let automatic = || if pays_off { best() } else { 0 };
-    let replay = Replay::new(request.history.unwrap_or_else(automatic), request.window);
-    // A ring for that is about as large as the state. It pays where a step reads more state than weights: many
-    // sequences, short prompts.
-    let state_bytes = states().map(|state| state.state_elements() * elements.state).sum::<usize>() as u64;
-    let pays = request.sequences as u64 * state_bytes > request.weights_bytes;
-    let crossover =
-        || replay_traffic::crossover(states(), elements).filter(|_| pays && replay.history > 0).unwrap_or(0);
-    let fresh = request.kv_only.unwrap_or_else(crossover);
-    // A prompt that is kept as inputs is read in one step, beside the others' tokens.
-    replay.with_fresh(if fresh + request.sequences + 2 * CHUNK <= request.rows { fresh } else { 0 })
+/// Pages of one store, `kept` ones for snapshots. More than the tokens need: every sequence ends in a page of its own, and a
+/// tail that a snapshot shares is copied before it is written.
+fn tables(request: &PlanRequest, pool_tokens: usize, kept: usize) -> usize {
+    pool_tokens.div_ceil(request.page_size).saturating_add(2 * request.sequences - 1).saturating_add(kept)
 }
 
 fn snapshots(sizes: &Sizes, request: &PlanRequest, clamps: &mut Vec<Clamp>) -> usize {
@@ -383,7 +357,9 @@ fn snapshots(sizes: &Sizes, request: &PlanRequest, clamps: &mut Vec<Clamp>) -> u
         SnapshotBudget::Share if sizes.snapshot_bytes == 0 => SNAPSHOTS_OF_PAGES,
         SnapshotBudget::Share => {
             let (least, most) = (SNAPSHOTS.0 * request.sequences, SNAPSHOTS.1.max(SNAPSHOTS.0 * request.sequences));
-            let share = request.available_bytes / 8 / sizes.snapshot_bytes;
+            let pages =
+                (sizes.snapshot_pages(request) as u64).saturating_mul(sizes.page_bytes * sizes.page_stores as u64);
+            let share = request.available_bytes / 8 / sizes.snapshot_bytes.saturating_add(pages);
             let given = usize::try_from(share).unwrap_or(usize::MAX).clamp(least, most);
             if given < most {
                 clamps.push(Clamp::Snapshots { wanted: most, given });
@@ -408,13 +384,14 @@ pub(super) mod tests {
     use super::*;
     use kvas_backend::{
         Act,
-        store::{MemoryKeys, PageLayout, PagesDecl, Policy, SegmentMemory, StateDecl},
+        store::{Decay, MemoryKeys, PageLayout, PagesDecl, Policy, SegmentMemory, StateDecl},
     };
 
     pub(in crate::memory) const REQUEST: PlanRequest = PlanRequest {
         context: None,
         sequences: 2,
         snapshots: SnapshotBudget::Exactly(6),
+        snapshot_tokens: Some(16),
         rows: 64,
         outputs: 4,
         page_size: 16,
@@ -516,9 +493,35 @@ pub(super) mod tests {
             (plan.limits.snapshots, plan.clamps.iter().any(|clamp| matches!(clamp, Clamp::Snapshots { .. })))
         };
         assert_eq!(share(1, u64::MAX), (256, false));
-        assert_eq!(share(1, 8 * 100 * 4 * 4 * 128 * 128), (100, true));
+        assert_eq!(share(1, 8 * 100 * (4 * 4 * 128 * 128 + 16 * 512)), (100, true));
         assert_eq!(share(2, 0), (16, true));
         assert_eq!(share(100, u64::MAX), (800, false));
+    }
+
+    /// Every snapshot of a long conversation can be held, unless its keys and values weigh more than an eighth of it.
+    #[test]
+    fn snapshots_have_room_for_their_pages() {
+        let of = |context, tokens, program: &Program| {
+            let request = PlanRequest { context: Some(context), snapshot_tokens: tokens, ..REQUEST };
+            let plan = plan(program, 8192, &request);
+            let live = (2 * context).div_ceil(16) + 3;
+            (plan.snapshot_tokens, plan.limits.pages - 1 - live * program.page_stores())
+        };
+        // 262144 bytes of a state, 512 of a token.
+        assert_eq!(of(100, None, &program()), (64, 6 * 4));
+        assert_eq!(of(40, None, &program()), (32, 6 * 2));
+        assert_eq!(of(100, Some(90), &program()), (80, 6 * 5));
+        let mut heavy = program();
+        let StoreDecl::State(state) = &mut heavy.stores[1] else { panic!("the state comes second") };
+        state.value_heads = 64;
+        assert_eq!(of(4000, None, &heavy), (512, 6 * 32));
+        let mut none = program();
+        none.stores.truncate(1);
+        assert_eq!(of(100, None, &none), (16, 6));
+        // Snapshots and their pages share an eighth: 100 of 36 pages of 8 KiB.
+        let (snapshots, available_bytes) = (SnapshotBudget::Share, 8 * 100 * 36 * 8192);
+        let request = PlanRequest { snapshots, available_bytes, snapshot_tokens: None, sequences: 1, ..REQUEST };
+        assert_eq!(plan(&program(), 8192, &request).limits.snapshots, 100);
     }
 
     #[test]

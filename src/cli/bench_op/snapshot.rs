@@ -1,11 +1,11 @@
 //! `kvas bench-op snapshot`: what going back in a long chat costs.
 
-use crate::cli::{chat::SNAPSHOT_EVERY, device, flags::ModelFlags, print};
+use crate::cli::{device, flags::ModelFlags, print};
 use anyhow::{anyhow, ensure};
 use clap::Args;
 use kvas::{
     engine::{ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Timings},
-    memory::plan::SnapshotBudget,
+    memory::plan::{SNAPSHOT_EVERY, SnapshotBudget},
     sampling::{Sampler, SamplerParams},
 };
 use kvas_backend::conformance::Random;

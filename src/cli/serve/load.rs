@@ -1,7 +1,6 @@
 //! Loading the models that are served.
 
 use crate::cli::{
-    chat::SNAPSHOT_EVERY,
     device,
     drafts::{DraftFlags, Prepared},
     flags::{ModelFlags, OffloadFlags, RunFlags},
@@ -10,7 +9,7 @@ use crate::cli::{
 use anyhow::{Context, bail};
 use kvas::{
     engine::{Engine, EngineConfig},
-    memory::plan::SnapshotBudget,
+    memory::plan::{SNAPSHOT_EVERY, SnapshotBudget},
     policy::BoundedLayers,
     server::{Loaded, Loader, MemoryDemand, ModelFacts},
     session::ModelId,
