@@ -218,3 +218,47 @@ fn matrices_that_have_another_format_than_asked_for_are_counted() {
     let said = String::from_utf8(kvas(&["quantize", &source, &out, "q4_k_m"]).stderr).unwrap();
     assert!(said.contains("matrices are no whole blocks of the formats they should have: they are in Q5_0"), "{said}");
 }
+
+/// Adapters are merged here and nowhere else.
+#[test]
+fn an_adapter_is_merged_and_other_commands_say_where() {
+    let trial = Trial::new("llama");
+    let folder = text(trial.root.path());
+    let arguments = trial.arguments();
+    let with =
+        |more: &[&str]| arguments.iter().map(String::as_str).chain(more.iter().copied()).map(String::from).collect();
+    let refused = |more: &[&str]| {
+        let arguments: Vec<String> = with(more);
+        fails(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let error = refused(&["--lora", &folder, "--lora", &folder, "--lora-scale", "0.5"]);
+    assert_eq!(error, "error: --lora-scale 1 times and --lora 2 times, expected one scale for each adapter");
+    let error = refused(&["--lora", &folder, "--lora-scale=-inf"]);
+    assert_eq!(error, "error: --lora-scale -inf, expected a finite number");
+    let error = refused(&["--lora", &folder]);
+    let missing = "adapter_config.json is missing, expected that of an adapter of PEFT";
+    assert_eq!(error, format!("error: {folder}: {missing}"));
+    let config = json!({"peft_type": "LORA", "r": 1, "lora_alpha": 1}).to_string();
+    std::fs::write(trial.root.path().join("adapter_config.json"), config).unwrap();
+    // A whole tensor: the norm of the same size at the end of the model, all of it 1.
+    let header =
+        json!({"base_model.model.model.norm.weight": {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}});
+    let header = header.to_string();
+    let numbers = 1f32.to_le_bytes().repeat(64);
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &numbers].concat();
+    std::fs::write(trial.root.path().join("adapter_model.safetensors"), bytes).unwrap();
+    let arguments: Vec<String> = with(&["--lora", &folder, "--dry-run"]);
+    let listed = succeeds(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(listed.ends_with("\nchanged: model.norm.weight\n"), "{listed}");
+    let arguments: Vec<String> = with(&["--lora", &folder]);
+    let output = kvas(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("changed by adapters: model.norm.weight\n"), "{said}");
+    for command in ["serve", "chat", "run"] {
+        let error = fails(&[command, "--lora", "adapter.gguf"]);
+        let expected = "error: adapters are merged before a model is loaded, expected the file of: kvas convert BASE --lora \
+                        ADAPTER -o MODEL";
+        assert_eq!(error, expected, "{command}");
+    }
+}

@@ -5,7 +5,7 @@ use clap::Args;
 use kvas::text::Tokenizer;
 use kvas_gguf::Quant;
 use kvas_tools::{
-    convert::{ConvertOptions, ConvertPlan, ConvertReport, MtpBlocks, SplitLimit, convert, plan},
+    convert::{ConvertOptions, ConvertPlan, ConvertReport, Lora, MtpBlocks, SplitLimit, convert, plan},
     quantize::{MIXES, Mix},
 };
 use std::{collections::BTreeSet, io::Write, path::PathBuf};
@@ -13,7 +13,7 @@ use std::{collections::BTreeSet, io::Write, path::PathBuf};
 /// Convert a Hugging Face checkpoint to GGUF
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q4_k_m\n  kvas convert path/to/model -o model.gguf --split-max-size 4G\n  kvas convert path/to/model -o model.gguf --adapter path/to/gates\n  kvas convert path/to/model -o model.gguf --dry-run"
+    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q4_k_m\n  kvas convert path/to/model -o model.gguf --split-max-size 4G\n  kvas convert path/to/model -o model.gguf --adapter path/to/gates\n  kvas convert path/to/base -o model.gguf --lora path/to/adapter\n  kvas convert path/to/model -o model.gguf --dry-run"
 )]
 pub(crate) struct Convert {
     /// Folder with config.json, tokenizer.json and the safetensors files
@@ -44,6 +44,12 @@ pub(crate) struct Convert {
     /// Folder of an adapter with gates of EdgeInfinite for this model, which go into the file
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
+    /// Folder of a LoRA adapter of PEFT, trained for this model, which is merged into the weights; again for others
+    #[arg(long, value_name = "DIR")]
+    lora: Vec<PathBuf>,
+    /// What the matrices of the adapter are multiplied by, beside what it says itself; once for each --lora [default: 1]
+    #[arg(long, value_name = "SCALE", requires = "lora", allow_negative_numbers = true)]
+    lora_scale: Vec<f64>,
     /// Only list what would be written
     #[arg(long)]
     dry_run: bool,
@@ -53,6 +59,7 @@ impl Convert {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let (quant, mix) = self.storage()?;
         self.check_pre()?;
+        let loras = self.loras()?;
         let mtp = if self.no_mtp { MtpBlocks::Omit } else { MtpBlocks::WhenPresent };
         let (bar, progress) = progress::tensors();
         let tensors = self.split_max_tensors.map(|count| SplitLimit::Tensors(count as usize));
@@ -64,6 +71,7 @@ impl Convert {
             mtp,
             name: self.name,
             adapter: self.adapter,
+            loras,
             split,
             progress: Some(progress),
         };
@@ -87,6 +95,19 @@ impl Convert {
             let known = Tokenizer::pre_tokenizers().collect::<Vec<_>>().join(", ");
             Err(anyhow::anyhow!("--pre {pre}, expected one of {known}"))
         })
+    }
+
+    /// The adapters, each with the scale in its place.
+    fn loras(&self) -> anyhow::Result<Vec<Lora>> {
+        let (count, scales) = (self.lora.len(), self.lora_scale.len());
+        if scales > 0 && scales != count {
+            anyhow::bail!("--lora-scale {scales} times and --lora {count} times, expected one scale for each adapter");
+        }
+        if let Some(scale) = self.lora_scale.iter().find(|scale| !scale.is_finite()) {
+            anyhow::bail!("--lora-scale {scale}, expected a finite number");
+        }
+        let scales = self.lora_scale.iter().copied().chain(std::iter::repeat(1.0));
+        Ok(self.lora.iter().cloned().zip(scales).map(|(folder, scale)| Lora { folder, scale }).collect())
     }
 
     /// The type of all matrices, or the mix that chooses one for each. Names that are both are mixes, as they are to
@@ -128,6 +149,10 @@ fn summarise(report: &ConvertReport) {
         let more = if others.is_empty() { String::new() } else { format!(" and {} other tensors", others.len()) };
         note(format_args!("left out, since the language model does not need it: {first}{more}"));
     }
+    if let [first, others @ ..] = plan.changed.as_slice() {
+        let more = if others.is_empty() { String::new() } else { format!(" and {} other tensors", others.len()) };
+        note(format_args!("changed by adapters: {first}{more}"));
+    }
     note_unfit(plan.tensors.iter().filter(|tensor| !tensor.fits).map(|tensor| tensor.quant));
     let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     let names = match names.as_slice() {
@@ -148,6 +173,9 @@ fn list(plan: &ConvertPlan) -> anyhow::Result<()> {
     }
     for name in &plan.ignored {
         writeln!(out, "left out: {name}")?;
+    }
+    for name in &plan.changed {
+        writeln!(out, "changed: {name}")?;
     }
     out.flush()?;
     Ok(())

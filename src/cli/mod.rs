@@ -104,6 +104,14 @@ pub(crate) const INTERRUPTED: u8 = 130;
 /// The exit code of a command that was asked to end.
 pub(crate) const TERMINATED: u8 = 143;
 
+/// Whether an unknown flag is one by which other programs take adapters beside a model.
+fn asks_for_adapter(error: &clap::Error) -> bool {
+    const FLAGS: [&str; 6] =
+        ["--lora", "--lora-scaled", "--lora-base", "--lora-init-without-apply", "--lora-modules", "--enable-lora"];
+    let flag = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);
+    error.kind() == clap::error::ErrorKind::UnknownArgument && flag.is_some_and(|flag| FLAGS.contains(&&*flag))
+}
+
 /// What is said in place of a command: help or the version, or on stderr why there is none. The exit code.
 fn tell(instead: &clap::Error) -> anyhow::Result<u8> {
     let text = instead.render();
@@ -126,6 +134,9 @@ pub(crate) fn main() -> anyhow::Result<u8> {
     let arguments = config::expand(arguments)?;
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
+        Err(instead) if asks_for_adapter(&instead) => anyhow::bail!(
+            "adapters are merged before a model is loaded, expected the file of: kvas convert BASE --lora ADAPTER -o MODEL"
+        ),
         Err(instead) => return tell(&instead),
     };
     match cli.command {

@@ -1,4 +1,4 @@
-//! `/lora-adapters`: there are none; a model's own are merged into it before.
+//! `/lora-adapters`: there are none; a model's own are merged into it by `kvas convert --lora`.
 
 use crate::server::{ApiError, Body, fields::wrong};
 use axum::Json;
@@ -13,6 +13,10 @@ pub async fn list() -> Json<Value> {
 pub async fn set(Body(body): Body) -> Result<Json<Value>, ApiError> {
     match body.as_array().map(Vec::as_slice) {
         Some([]) => Ok(Json(json!({"success": true}))),
-        Some([..]) | None => Err(wrong("the body", &body, "an empty list: this server has no adapters")),
+        Some([..]) | None => Err(wrong(
+            "the body",
+            &body,
+            "an empty list: this server has no adapters (kvas convert --lora merges them)",
+        )),
     }
 }

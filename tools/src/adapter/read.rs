@@ -3,7 +3,6 @@
 use super::{Adapter, Shapes, TENSORS};
 use crate::convert::{
     checkpoint::{Checkpoint, Stored},
-    floats::Float,
     json::{Json, kind},
 };
 use anyhow::{Context, Result, bail};
@@ -160,7 +159,7 @@ fn gates(weights: &Checkpoint, shapes: Shapes, scope: Scope) -> Result<Vec<Gate>
             if stored.shape != expected {
                 bail!("{WEIGHTS}: tensor {source} has the shape {:?}, expected {expected:?}", stored.shape);
             }
-            let numbers = numbers(weights, &source, stored)?;
+            let numbers = weights.numbers(&source, stored).context(WEIGHTS)?;
             let shape = expected.iter().rev().map(|&size| size as u64).collect();
             gates.push(Gate { layer, name: format!("blk.{layer}.{TENSORS}{target}"), shape, numbers, source });
         }
@@ -173,21 +172,4 @@ fn parts(name: &str) -> Option<(usize, &'static str)> {
     let (layer, part) = name.strip_prefix("model.layers.")?.split_once(".self_attn.mem_")?;
     let known = PARTS.iter().find(|(own, _)| *own == part)?;
     Some((layer.parse().ok()?, known.0))
-}
-
-fn numbers(weights: &Checkpoint, name: &str, stored: &Stored) -> Result<Vec<f32>> {
-    let float = match stored.float {
-        Some(float @ (Float::F32 | Float::F16 | Float::Bf16)) => float,
-        Some(Float::Fp8 | Float::Fp4 | Float::Exponent | Float::Int8 | Float::Shifted8 | Float::Shifted4) | None => {
-            bail!("{WEIGHTS}: tensor {name} is {:?}, expected F32, F16 or BF16", stored.dtype)
-        }
-    };
-    let mut numbers = vec![0.0; stored.shape.iter().product()];
-    let mut bytes = vec![0; float.bytes_of(numbers.len())];
-    weights.read(stored, 0, &mut bytes)?;
-    float.decode(&bytes, &mut numbers);
-    if let Some(at) = numbers.iter().position(|number| !number.is_finite()) {
-        bail!("{WEIGHTS}: tensor {name}: number {at} is {}, expected a finite one", numbers[at]);
-    }
-    Ok(numbers)
 }

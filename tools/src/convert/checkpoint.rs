@@ -1,6 +1,7 @@
 //! The safetensors files of a checkpoint: which tensors there are, and their bytes by ranges.
 
 use super::floats::Float;
+use super::lora::Delta;
 use super::packed::Packed;
 use super::scales::Scales;
 use anyhow::{Context, Result, bail};
@@ -42,6 +43,8 @@ pub(crate) struct Stored {
     pub(super) scales: Option<Box<Scales>>,
     /// What its rows are made of, where they do not lie in the file.
     pub(super) packed: Option<Box<Packed>>,
+    /// What adapters add to its numbers, one after the other.
+    pub(super) deltas: Vec<Delta>,
     shard: usize,
     /// First byte in the shard.
     offset: u64,
@@ -100,7 +103,8 @@ impl Checkpoint {
             }
             let offset = start + info.data_offsets.0 as u64;
             let (shape, dtype) = (info.shape.clone(), info.dtype);
-            let stored = Stored { shape, dtype, float: Float::of(dtype), scales: None, packed: None, shard, offset };
+            let float = Float::of(dtype);
+            let stored = Stored { shape, dtype, float, scales: None, packed: None, deltas: Vec::new(), shard, offset };
             self.tensors.insert(tensor, stored);
         }
         self.shards.push(Shard { name: name.into(), file });
@@ -113,6 +117,17 @@ impl Checkpoint {
             let tensors = std::mem::take(&mut self.tensors);
             self.tensors = tensors.into_iter().map(|(name, stored)| (name.replace(from, to), stored)).collect();
         }
+    }
+
+    /// Takes in the files of another one, so that its tensors can be read here; they are not among this one's.
+    pub(super) fn absorb(&mut self, other: Checkpoint) -> BTreeMap<String, Stored> {
+        let before = self.shards.len();
+        self.shards.extend(other.shards);
+        let moved = other.tensors.into_iter().map(|(name, mut stored)| {
+            stored.shard += before;
+            (name, stored)
+        });
+        moved.collect()
     }
 
     /// Takes a tensor away.
@@ -142,6 +157,25 @@ impl Checkpoint {
         file.seek(SeekFrom::Start(tensor.offset + start))
             .and_then(|_| file.read_exact(out))
             .with_context(|| shard.name.clone())
+    }
+
+    /// All numbers of a tensor of an adapter.
+    pub(crate) fn numbers(&self, name: &str, stored: &Stored) -> Result<Vec<f32>> {
+        let float = match stored.float {
+            Some(float @ (Float::F32 | Float::F16 | Float::Bf16)) => float,
+            Some(Float::Fp8 | Float::Fp4 | Float::Exponent | Float::Int8 | Float::Shifted8 | Float::Shifted4)
+            | None => {
+                bail!("tensor {name} is {:?}, expected F32, F16 or BF16", stored.dtype)
+            }
+        };
+        let mut numbers = vec![0.0; stored.shape.iter().product()];
+        let mut bytes = vec![0; float.bytes_of(numbers.len())];
+        self.read(stored, 0, &mut bytes)?;
+        float.decode(&bytes, &mut numbers);
+        if let Some(at) = numbers.iter().position(|number| !number.is_finite()) {
+            bail!("tensor {name}: number {at} is {}, expected a finite one", numbers[at]);
+        }
+        Ok(numbers)
     }
 }
 

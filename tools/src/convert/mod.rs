@@ -8,6 +8,7 @@ mod expression;
 pub(crate) mod floats;
 pub(crate) mod json;
 mod layout;
+mod lora;
 mod metadata;
 mod nvfp4;
 mod packed;
@@ -22,6 +23,8 @@ mod write;
 
 #[cfg(test)]
 mod tests;
+
+pub use lora::Lora;
 
 use crate::quantize::Mix;
 use anyhow::{Result, bail};
@@ -78,6 +81,8 @@ pub struct ConvertOptions {
     pub name: Option<String>,
     /// The folder of an adapter with gates of EdgeInfinite, which go into the file.
     pub adapter: Option<PathBuf>,
+    /// Adapters of PEFT that are merged into the weights, one after the other.
+    pub loras: Vec<Lora>,
     /// Several files in place of one: `name.gguf` becomes `name-00001-of-0000N.gguf` and so on.
     pub split: Option<SplitLimit>,
     /// Called after each part that was written.
@@ -94,6 +99,7 @@ impl Default for ConvertOptions {
             mtp,
             name: None,
             adapter: None,
+            loras: Vec::new(),
             split: None,
             progress: None,
         }
@@ -109,6 +115,7 @@ impl std::fmt::Debug for ConvertOptions {
             .field("mtp", &self.mtp)
             .field("name", &self.name)
             .field("adapter", &self.adapter)
+            .field("loras", &self.loras)
             .field("split", &self.split)
             .finish_non_exhaustive()
     }
@@ -142,6 +149,8 @@ pub struct ConvertPlan {
     pub tensors: Vec<PlannedTensor>,
     /// Source tensors that are left out: parts of other modalities, buffers that are computed, a tied head.
     pub ignored: Vec<String>,
+    /// Source tensors that adapters changed.
+    pub changed: Vec<String>,
 }
 
 /// What a conversion wrote.
@@ -185,6 +194,7 @@ struct Prepared {
     checkpoint: Checkpoint,
     jobs: Vec<plan::Job>,
     ignored: Vec<String>,
+    changed: Vec<String>,
 }
 
 impl Prepared {
@@ -194,6 +204,7 @@ impl Prepared {
             metadata: self.metadata.clone(),
             tensors: self.jobs.iter().map(|job| job.tensor.clone()).collect(),
             ignored: self.ignored.clone(),
+            changed: self.changed.clone(),
         }
     }
 }
@@ -206,8 +217,11 @@ fn prepare(folder: &Path, options: &ConvertOptions) -> Result<Prepared> {
         bail!("type {}: tensors cannot be converted to it", options.quant);
     }
     let mut checkpoint = Checkpoint::open(folder)?;
-    let settings = Settings::read(folder, &mut checkpoint, options.mtp)?;
+    let mut settings = Settings::read(folder, &mut checkpoint, options.mtp)?;
+    let changed = lora::apply(&options.loras, &mut settings, &mut checkpoint)?;
     let plan::Jobs { mut jobs, ignored } = plan::plan(&settings, &checkpoint, options)?;
+    lora::check(&changed, &ignored)?;
+    let changed = changed.into_iter().collect();
     let mut metadata = Metadata::default();
     metadata::write(&mut metadata, folder, &settings, &jobs, options)?;
     let vocab = settings.values.count("vocab")?;
@@ -218,5 +232,5 @@ fn prepare(folder: &Path, options: &ConvertOptions) -> Result<Prepared> {
     if let Some(mix) = options.mix {
         types::mix(mix, &mut metadata, &mut jobs)?;
     }
-    Ok(Prepared { settings, metadata, checkpoint, jobs, ignored })
+    Ok(Prepared { settings, metadata, checkpoint, jobs, ignored, changed })
 }

@@ -1,6 +1,7 @@
 //! NVFP4 weights of a checkpoint as NVFP4 of a file: the same codes and scales in another order, and the factor of each
 //! matrix in a tensor beside it.
 
+use super::checkpoint::Stored;
 use super::layout::Layout;
 use super::plan::{Data, Job};
 use super::scales::NVFP4_GROUP;
@@ -16,7 +17,7 @@ const CODES: usize = NVFP4_GROUP / 2;
 /// The tensor of factors beside a weight, if all of its numbers are in NVFP4 and can stay as they are.
 pub(super) fn factors(name: &str, data: &Data, shape: &[usize], values: &Values) -> Result<Option<Job>> {
     let Data::Stored { sources, shape: stored, transforms, .. } = data else { return Ok(None) };
-    let factors: Option<Vec<f32>> = sources.iter().map(|source| source.scales.as_ref()?.factor()).collect();
+    let factors: Option<Vec<f32>> = sources.iter().map(factor).collect();
     let (Some(factors), Some(stem)) = (factors, name.strip_suffix(".weight")) else { return Ok(None) };
     let layout = Layout::of(stored.clone(), transforms, values)?;
     let matrices: usize = shape.iter().rev().skip(2).product();
@@ -34,12 +35,15 @@ pub(super) fn factors(name: &str, data: &Data, shape: &[usize], values: &Values)
     Ok(Some(Job { tensor, data: Data::Made(factors) }))
 }
 
+/// The factor of a source that is in NVFP4 and that no adapter changes.
+fn factor(source: &Stored) -> Option<f32> {
+    if source.deltas.is_empty() { source.scales.as_ref()?.factor() } else { None }
+}
+
 /// Whether all numbers of a tensor are in NVFP4.
 pub(super) fn is_whole(data: &Data) -> bool {
     match data {
-        Data::Stored { sources, .. } => {
-            sources.iter().all(|source| source.scales.as_ref().is_some_and(|scales| scales.factor().is_some()))
-        }
+        Data::Stored { sources, .. } => sources.iter().all(|source| factor(source).is_some()),
         Data::Made(_) => false,
     }
 }

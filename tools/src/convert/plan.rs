@@ -213,7 +213,8 @@ impl Planner<'_> {
 
 /// True for a bias of nothing but zeros: GPTQ writes them for matrices that have none.
 fn adds_nothing(checkpoint: &Checkpoint, name: &str) -> Result<bool> {
-    let stored = checkpoint.get(name).filter(|stored| name.ends_with(".bias") && stored.shape.len() == 1);
+    let is_bias = |stored: &&Stored| name.ends_with(".bias") && stored.shape.len() == 1 && stored.deltas.is_empty();
+    let stored = checkpoint.get(name).filter(is_bias);
     let Some((stored, float)) = stored.and_then(|stored| Some((stored, stored.float?))) else { return Ok(false) };
     let mut raw = vec![0; float.bytes_of(stored.shape[0])];
     checkpoint.read(stored, 0, &mut raw)?;

@@ -117,7 +117,8 @@ fn has_needed(config: &Json, architecture: &Architecture) -> bool {
     })
 }
 
-fn refuse<'a>(config: &Json, refusals: impl IntoIterator<Item = &'a Refusal>) -> Result<()> {
+/// Refuses a configuration that asks for any of these.
+pub(super) fn refuse<'a>(config: &Json, refusals: impl IntoIterator<Item = &'a Refusal>) -> Result<()> {
     for refusal in refusals {
         let Some(value) = config.get(refusal.path) else { continue };
         let mut value = value.to_string();
@@ -146,11 +147,7 @@ fn scale_block(config: &Json) -> Result<[usize; 2]> {
 }
 
 fn trunk_of(architecture: &Architecture, checkpoint: &Checkpoint) -> Result<&'static Trunk> {
-    let embeddings = architecture.model.iter().copied().flatten().next().and_then(|row| match row.origin.source {
-        Source::Tensor(name) => Some(name),
-        Source::Experts(_) | Source::RopeFactors => None,
-    });
-    let embeddings = embeddings.expect("the first row of every model is its embeddings");
+    let embeddings = architecture.embeddings();
     let embedded = |trunk: &&Trunk| checkpoint.get(&format!("{}{embeddings}", trunk.trunk)).is_some();
     architecture.trunks.iter().find(embedded).with_context(|| {
         let last = architecture.trunks.last().map_or("", |trunk| trunk.trunk);

@@ -35,6 +35,17 @@ pub(super) struct Architecture {
     pub(super) ignored: &'static [&'static str],
 }
 
+impl Architecture {
+    /// The source of the embeddings, relative to the trunk.
+    pub(super) fn embeddings(&self) -> &'static str {
+        let embeddings = self.model.iter().copied().flatten().next().and_then(|row| match row.origin.source {
+            Source::Tensor(name) => Some(name),
+            Source::Experts(_) | Source::RopeFactors => None,
+        });
+        embeddings.expect("the first row of every model is its embeddings")
+    }
+}
+
 /// What most architectures have: a dense transformer without peculiarities, still to be named and described.
 pub(super) const PLAIN: Architecture = Architecture {
     name: "",

@@ -3,6 +3,7 @@
 use super::checkpoint::{Checkpoint, Stored};
 use super::floats::Float;
 use super::layout::Layout;
+use super::lora;
 use super::packed::Unpacked;
 use super::plan::{Data, Job};
 use super::scales::LoadedScales;
@@ -82,7 +83,9 @@ fn encode(job: &Job, source: &Prepared, emit: &mut dyn FnMut(&[u8]) -> Result<()
     let scales = sources.iter().map(|stored| stored.scales.as_ref());
     let scales =
         scales.map(|scales| scales.map(|scales| scales.load(checkpoint)).transpose()).collect::<Result<_>>()?;
-    let rows = Rows { checkpoint, sources, scales, layout: &layout, float, source_rows };
+    let load = |stored: &Stored| stored.deltas.iter().map(|delta| delta.load(checkpoint)).collect();
+    let deltas = sources.iter().map(load).collect::<Result<_>>()?;
+    let rows = Rows { checkpoint, sources, scales, deltas, layout: &layout, float, source_rows };
     if layout.transposed { rows.encode_transposed(&job.tensor, emit) } else { rows.encode(&job.tensor, emit) }
 }
 
@@ -123,6 +126,8 @@ struct Rows<'a> {
     sources: &'a [Stored],
     /// Of each source, if it has any.
     scales: Vec<Option<LoadedScales<'a>>>,
+    /// What adapters add to each source.
+    deltas: Vec<Vec<lora::Loaded>>,
     layout: &'a Layout,
     float: Float,
     /// Rows of each source.
@@ -217,6 +222,9 @@ impl Rows<'_> {
         let source = self.source(row);
         if let Some(scales) = &self.scales[source / self.source_rows] {
             scales.apply(source % self.source_rows, decoded);
+        }
+        for delta in &self.deltas[source / self.source_rows] {
+            delta.apply(source % self.source_rows, decoded);
         }
         let numbers = match &self.layout.columns {
             None => decoded,

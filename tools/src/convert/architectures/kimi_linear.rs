@@ -157,7 +157,8 @@ pub(super) const KIMI_LINEAR: Architecture = Architecture {
     mixers: MIXERS,
     ffns: FFNS,
     trunks: TRUNKS,
-    renames: &[(".mlp.", ".block_sparse_moe.")],
+    // The second as the library names the modules that adapters are for.
+    renames: &[(".mlp.", ".block_sparse_moe."), (".self_attn.forget_gate.", ".self_attn.")],
     model: &[UNTIED_MODEL],
     layer: &[NORMS, DELTA, LATENT, FFN, experts!("block_sparse_moe.experts", "w1", "w3", "w2")],
     ..PLAIN

@@ -5,6 +5,7 @@ mod families;
 mod files;
 mod golden;
 mod hybrids;
+mod lora;
 mod mamba;
 mod nvfp4;
 mod packed;

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Turns every matrix of layers whose rows are whole groups into NVFP4. Returns the names.
-fn with_nvfp4(fixture: &mut Fixture, packed: bool) -> Vec<String> {
+pub(super) fn with_nvfp4(fixture: &mut Fixture, packed: bool) -> Vec<String> {
     let is_linear = |name: &str, made: &Made| {
         let is_kept = ["norm", "conv1d", "mlp.gate.", "shared_expert_gate", "embed_tokens", "lm_head"];
         made.shape.len() == 2 && made.shape[1].is_multiple_of(16) && !is_kept.iter().any(|part| name.contains(part))

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A matrix of integers.
-struct Integers {
+pub(super) struct Integers {
     bits: u32,
     rows: usize,
     columns: usize,
@@ -17,7 +17,7 @@ struct Integers {
 
 impl Integers {
     /// Integers of which every one is another, and groups in an order of their own if they are `shuffled`.
-    fn new([rows, columns]: [usize; 2], bits: u32, groups: usize, shuffled: bool) -> Integers {
+    pub(super) fn new([rows, columns]: [usize; 2], bits: u32, groups: usize, shuffled: bool) -> Integers {
         let range = 1u32 << bits;
         let mut group_of: Vec<usize> = (0..columns).map(|column| column * groups / columns).collect();
         if shuffled {
@@ -35,7 +35,7 @@ impl Integers {
         }
     }
 
-    fn weights(&self) -> Vec<f32> {
+    pub(super) fn weights(&self) -> Vec<f32> {
         let number = |at: usize| {
             let group = at / self.columns * self.groups + self.group_of[at % self.columns];
             (self.codes[at] as f32 - self.zeros[group] as f32) * self.scales[group]
@@ -62,7 +62,7 @@ fn turned<T: Copy>(numbers: &[T], rows: usize) -> Vec<T> {
 
 /// In which way a matrix is packed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Way {
+pub(super) enum Way {
     Gptq,
     GptqV2,
     Awq,
@@ -70,7 +70,7 @@ enum Way {
 }
 
 impl Way {
-    fn config(self) -> Json {
+    pub(super) fn config(self) -> Json {
         match self {
             Way::Gptq => json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq", "dynamic": {}}),
             Way::GptqV2 => json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}),
@@ -81,7 +81,7 @@ impl Way {
 }
 
 /// Puts the matrix in the place of a weight.
-fn put(fixture: &mut Fixture, weight: &str, integers: &Integers, way: Way) {
+pub(super) fn put(fixture: &mut Fixture, weight: &str, integers: &Integers, way: Way) {
     let Integers { bits, rows, columns, groups, .. } = *integers;
     let per_word = 32 / bits as usize;
     let stem = weight.strip_suffix("weight").unwrap();
@@ -129,7 +129,7 @@ const MATRICES: [(&str, [usize; 2]); 4] = [
     ("mlp.down_proj.weight", [8, 16]),
 ];
 
-fn wide() -> Fixture {
+pub(super) fn wide() -> Fixture {
     let mut fixture = llama();
     fixture.config["intermediate_size"] = json!(16);
     for layer in 0..2 {
