@@ -66,6 +66,11 @@ impl Adapter {
 type Settings = (Vec<(&'static str, Value)>, Shapes, Scope);
 
 fn settings(config: &Json) -> Result<Settings> {
+    if config.get("peft_type").is_some() {
+        bail!(
+            "{CONFIG}: peft_type is there, expected gates of EdgeInfinite: kvas convert --lora merges adapters of PEFT"
+        );
+    }
     choice(config, "adapter_type", &[("edgeinfinite", ())])?;
     choice(config, "activation", &[("elu1", ())])?;
     let scopes = [("head_channel", Scope::HeadChannel), ("channel", Scope::Channel), ("head", Scope::Head)];

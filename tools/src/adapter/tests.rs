@@ -225,6 +225,7 @@ fn what_is_wrong_in_the_configuration_is_one_line() {
         ("segment_length", Json::Null, "segment_length is missing"),
         ("pos_mode", json!("relative"), "pos_mode is \"relative\", expected abs or cache"),
         ("activation", json!("relu"), "activation is \"relu\", expected elu1"),
+        ("peft_type", json!("LORA"), "expected gates of EdgeInfinite: kvas convert --lora merges adapters of PEFT"),
         ("adapter_type", json!("lora"), "adapter_type is \"lora\", expected edgeinfinite"),
         ("rope_in_memory", json!(1), "rope_in_memory is missing or no boolean"),
     ] {
