@@ -261,6 +261,14 @@ impl Sizes {
     fn snapshot_pages(&self, request: &PlanRequest) -> usize {
         self.snapshot_tokens / request.page_size
     }
+
+    /// All pages. More than the tokens need: every sequence ends in a page of its own, a tail that a snapshot shares is
+    /// copied before it is written, and page 0 is nobody's.
+    fn pages(&self, request: &PlanRequest, pool_tokens: usize, snapshots: usize) -> usize {
+        let kept = snapshots.saturating_mul(self.snapshot_pages(request));
+        let live = pool_tokens.div_ceil(request.page_size).saturating_add(2 * request.sequences - 1);
+        self.page_stores.saturating_mul(live.saturating_add(kept)).saturating_add(1)
+    }
 }
 
 /// Fits a program into the memory there is. A context that was asked for is never made smaller: [`MemoryPlan::check`]
@@ -270,8 +278,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let (sizes, mut clamps) = (Sizes::new(program, request, replay), Vec::new());
     let snapshots = snapshots(&sizes, request, &mut clamps);
     let with_pages = |context: usize, pool_tokens: usize, clamps: Vec<Clamp>| {
-        let kept = snapshots.saturating_mul(sizes.snapshot_pages(request));
-        let pages = sizes.page_stores.saturating_mul(tables(request, pool_tokens, kept)).saturating_add(1);
+        let pages = sizes.pages(request, pool_tokens, snapshots);
         let limits = Limits {
             context: 0,
             rows: request.rows,
@@ -343,12 +350,6 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let mut plan = MemoryPlan { room_tokens: room, carried, ..with_pages(context, pool_tokens + spare, clamps) };
     plan.limits.context = if layerwise.is_some() { context } else { 0 };
     plan
-}
-
-/// Pages of one store, `kept` ones for snapshots. More than the tokens need: every sequence ends in a page of its own, and a
-/// tail that a snapshot shares is copied before it is written.
-fn tables(request: &PlanRequest, pool_tokens: usize, kept: usize) -> usize {
-    pool_tokens.div_ceil(request.page_size).saturating_add(2 * request.sequences - 1).saturating_add(kept)
 }
 
 fn snapshots(sizes: &Sizes, request: &PlanRequest, clamps: &mut Vec<Clamp>) -> usize {
