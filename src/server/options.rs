@@ -11,7 +11,7 @@ use crate::{
     engine::{Cache, Reported},
     grammar::{Grammar, Stage, compile},
     policy::{BoundOverrides, EvictionScore, PolicyKind},
-    sampling::{SamplerParams, parse_samplers},
+    sampling::{SamplerParams, SamplingError, parse_samplers},
     speculation::{self, DrafterChoice},
     text::{Bos, Special},
 };
@@ -102,22 +102,39 @@ pub fn sampling(fields: &Fields<'_>, served: &Served) -> Result<SamplerParams, A
         serde_json::from_value(params).map_err(|error| ApiError::bad(format!("sampling parameters: {error}")))?;
     match fields.get("samplers") {
         None => {}
-        Some(Value::String(letters)) => params.samplers = parse_samplers(letters).map_err(refused)?,
+        Some(Value::String(letters)) => {
+            params.samplers = parse_samplers(letters).map_err(|error| refused(fields, error))?;
+        }
         // Of a list each is a name.
         Some(_) => {
             let named = fields.texts("samplers")?.iter().map(|name| name.parse()).collect::<Result<_, _>>();
-            params.samplers = named.map_err(refused)?;
+            params.samplers = named.map_err(|error| refused(fields, error))?;
         }
     }
     if let Some(bias) = fields.get("logit_bias") {
         params.logit_bias = logit_bias(bias, served)?;
     }
-    params.validate().map_err(refused)?;
+    params.validate().map_err(|error| refused(fields, error))?;
     Ok(params)
 }
 
-fn refused(error: crate::sampling::SamplingError) -> ApiError {
-    ApiError::bad(error.to_string())
+/// What is wrong with a parameter, by the name that the request has for it.
+fn refused(fields: &Fields<'_>, error: SamplingError) -> ApiError {
+    match error {
+        SamplingError::Range { field: "repeat_penalty", found, expected }
+            if fields.get("repetition_penalty").is_some() =>
+        {
+            ApiError::field(&fields.name("repetition_penalty"), format!("{found}, expected {expected}"))
+        }
+        SamplingError::Range { field, found, expected } => {
+            let theirs = WHOLE.iter().find(|(_, ours, _)| *ours == field).map_or(field, |(theirs, ..)| theirs);
+            ApiError::field(&fields.name(theirs), format!("{found}, expected {expected}"))
+        }
+        SamplingError::UnknownSampler { .. }
+        | SamplingError::Token { .. }
+        | SamplingError::Length { .. }
+        | SamplingError::NoCandidate { .. } => ApiError::at(fields.name(&error.to_string())),
+    }
 }
 
 /// `{"15043": -100}` as OpenAI has it, or `[[15043, 1.5], ["text", false]]` as llama.cpp does.

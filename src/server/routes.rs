@@ -100,6 +100,7 @@ fn ollama_routes() -> Router<Arc<Server>> {
         .route("/api/embeddings", post(ollama::embeddings))
         .route("/api/tags", get(ollama::tags))
         .route("/api/show", post(ollama::show))
+        .route("/api/pull", post(ollama::pull))
         .route("/api/ps", get(ollama::running))
         .route("/api/version", get(ollama::version))
 }

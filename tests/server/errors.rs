@@ -329,6 +329,32 @@ fn remarks_in_a_schema_are_ignored() {
     assert!(said.trim_start().starts_with('{'), "{said}");
 }
 
+/// A number out of its range is the fault of its field, by the name it was sent under.
+#[test]
+fn a_sampler_out_of_range_is_named() {
+    let host = Host::shared();
+    for (field, value) in [
+        ("temperature", json!(-1)),
+        ("top_p", json!(3)),
+        ("min_p", json!(-0.5)),
+        ("repeat_penalty", json!(0)),
+        ("repetition_penalty", json!(0)),
+        ("mirostat", json!(1)),
+        ("dry_penalty_last_n", json!(-2)),
+        ("logit_bias", json!({"999999": 1})),
+        ("samplers", json!(["nothing"])),
+    ] {
+        let mut body = json!({"prompt": "Hi", "max_tokens": 1});
+        body[field] = value;
+        let reply = host.post("/v1/completions", &body);
+        let error = &reply.json()["error"];
+        assert!(reply.status == 400 && error["param"] == field, "{body}: {error}");
+        assert!(error["message"].as_str().unwrap().starts_with(&format!("{field}: ")), "{error}");
+    }
+    let body = json!({"model": "tiny", "prompt": "Hi", "options": {"top_p": 3}});
+    assert_eq!(host.post("/api/generate", &body).json()["error"], "options.top_p: 3, expected 0 to 1");
+}
+
 #[test]
 fn the_code_of_an_error_is_a_word() {
     let host = Host::shared();
@@ -341,7 +367,7 @@ fn the_code_of_an_error_is_a_word() {
 #[test]
 fn what_is_not_there_is_said_in_the_form_of_the_api() {
     let host = Host::shared();
-    for path in ["/nowhere", "/v1/nowhere", "/v1/messages/batches", "/api/pull"] {
+    for path in ["/nowhere", "/v1/nowhere", "/v1/messages/batches", "/api/push"] {
         let reply = host.get(path);
         assert_eq!(reply.status, 404, "{path}");
         message(path, &reply.json());

@@ -416,3 +416,19 @@ fn a_named_function_is_called_once() {
         }
     }
 }
+
+/// Clients pull before they ask: what is here is up to date.
+#[test]
+fn a_model_that_is_here_need_not_be_pulled() {
+    let host = Host::shared();
+    for name in ["tiny", "tiny:latest"] {
+        let streamed = host.post("/api/pull", &json!({"model": name})).text();
+        let lines: Vec<Value> = streamed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(lines.len() > 1 && lines.last() == Some(&json!({"status": "success"})), "{streamed}");
+        let whole = host.post("/api/pull", &json!({"name": name, "stream": false})).ok();
+        assert_eq!(whole, json!({"status": "success"}));
+    }
+    let reply = host.post("/api/pull", &json!({"model": "llama3"}));
+    assert_eq!((reply.status, reply.text().contains("expected one of tiny")), (404, true), "{}", reply.text());
+    assert_eq!(host.post("/api/pull", &json!({})).status, 400);
+}

@@ -4,7 +4,12 @@ use crate::server::{
     ApiError, Body, Fields, Server,
     served::{Served, date},
 };
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::State,
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Response},
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -72,6 +77,27 @@ pub async fn running(State(server): State<Arc<Server>>) -> Json<Value> {
     };
     let models: Vec<Value> = server.models.loaded().iter().map(one).collect();
     Json(json!({"models": models}))
+}
+
+/// `/api/pull`: a model that is here is up to date; nothing is downloaded. Unlike elsewhere the only model of a server has its
+/// own name only: who pulls another one wants that.
+pub async fn pull(State(server): State<Arc<Server>>, Body(body): Body) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let streamed = fields.flag("stream")?.unwrap_or(true);
+    let expected = || ApiError::field("model", "missing, expected the name of a model");
+    let name = super::named(&fields)?.filter(|name| !name.is_empty()).ok_or_else(expected)?;
+    let all = server.models.all();
+    if !all.iter().any(|(known, _)| known.strip_suffix(":latest").unwrap_or(known) == name) {
+        let known: Vec<&str> = all.iter().map(|(known, _)| known.as_str()).collect();
+        let what = format!("model: {name:?}, expected one of {}: nothing is downloaded here", known.join(", "));
+        return Err(ApiError { param: Some("model".into()), ..ApiError::no_model(what) });
+    }
+    let done = json!({"status": "success"});
+    if !streamed {
+        return Ok(Json(done).into_response());
+    }
+    let lines = format!("{}\n{done}\n", json!({"status": "pulling manifest"}));
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }
 
 /// `/api/show`: one model.
