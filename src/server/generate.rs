@@ -5,6 +5,7 @@ use super::{
     options::block_in_place,
     served::Served,
     slots::{SlotGuard, SlotRequest, SlotState},
+    token_rules::TokenRules,
 };
 use crate::{
     chat::{AnswerText, Ends, Replied, generated, sampler},
@@ -46,6 +47,8 @@ pub struct GenerateRequest {
     pub stop_strings: Vec<String>,
     /// Whether the model may end the answer.
     pub end: EndOfAnswer,
+    /// Which tokens it may have, which else end it, and which are shown.
+    pub rules: TokenRules,
     /// How many likeliest tokens to report with each token.
     pub top_tokens: Option<usize>,
     /// Which probabilities these are.
@@ -114,6 +117,8 @@ pub struct End {
     pub finish: Finish,
     /// The stop string that ended it.
     pub stop_string: Option<String>,
+    /// The token that ended it, if the request had named it.
+    pub stop_token: Option<u32>,
     /// Counts and durations.
     pub timings: Timings,
     /// From the request to the slot.
@@ -229,7 +234,7 @@ pub async fn at_once<T>(
 /// The constraint of a request. If it cannot say what may come next, what was asked for is at fault, not the server.
 #[derive(Debug)]
 struct ReportingConstraint {
-    constraint: AnswerConstraint,
+    constraint: Box<dyn Constraint>,
     constraint_failed: Arc<AtomicBool>,
 }
 
@@ -245,17 +250,30 @@ impl Constraint for ReportingConstraint {
     }
 }
 
-/// The constraint of these stages, if there are any.
+/// The constraint of these stages and rules, if there are any.
 fn constraint(
     served: &Served,
-    (stages, stop_tokens): (Vec<Stage>, &[u32]),
+    (stages, rules): (Vec<Stage>, &TokenRules),
+    stop_tokens: &[u32],
     constraint_failed: &Arc<AtomicBool>,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-    if stages.is_empty() {
-        return Ok(None);
+    let mut staged: Option<Box<dyn Constraint>> = None;
+    if !stages.is_empty() {
+        staged = Some(Box::new(AnswerConstraint::new(served.vocabulary()?, stages, stop_tokens)));
     }
-    let constraint = AnswerConstraint::new(served.vocabulary()?, stages, stop_tokens);
-    Ok(Some(Box::new(ReportingConstraint { constraint, constraint_failed: constraint_failed.clone() })))
+    let constraint = rules.narrow(staged);
+    let constraint_failed = constraint_failed.clone();
+    Ok(constraint
+        .map(|constraint| -> Box<dyn Constraint> { Box::new(ReportingConstraint { constraint, constraint_failed }) }))
+}
+
+/// What ends the text of an answer that these tokens end, and what is shown of it.
+fn ends(served: &Served, ask: &GenerateRequest, stop_tokens: &[u32]) -> Ends {
+    let mut shown = if ask.reader.is_some() { served.markers.clone() } else { Vec::new() };
+    shown.extend(ask.rules.shown(served));
+    let is_hidden = |token: &&u32| !(ask.rules.shows_stop && ask.rules.stop.contains(token));
+    let stop_tokens = stop_tokens.iter().filter(is_hidden).copied().collect();
+    Ends { stop_tokens, stop_strings: ask.stop_strings.clone(), shown }
 }
 
 /// Waits for a slot, as long as the request has patience.
@@ -295,6 +313,7 @@ struct Answering {
     /// The prompt, and its text if the next turn will repeat it.
     prompt: (Option<String>, Vec<u32>),
     stop_strings: Vec<String>,
+    rules: TokenRules,
     scope: u64,
     /// When it is too late.
     deadline: Option<Instant>,
@@ -319,29 +338,30 @@ impl Answering {
     async fn begin(
         server: &Arc<Server>,
         served: &Arc<Served>,
-        (index, ask): (usize, GenerateRequest),
+        (index, mut ask): (usize, GenerateRequest),
         pieces: mpsc::UnboundedSender<(usize, Piece)>,
     ) -> Result<Self, ApiError> {
         let began = Instant::now();
         let patience = ask.patience.or(server.settings.timeout);
         // One that no clock reaches is none.
         let deadline = patience.and_then(|patience| began.checked_add(patience));
-        let stop_tokens = match ask.end {
+        let mut stop_tokens = match ask.end {
             EndOfAnswer::ByModel => served.tokenizer.eog().to_vec(),
             EndOfAnswer::Never => Vec::new(),
         };
         let sampler = block_in_place(|| sampler(&ask.params, &served.tokenizer)).map_err(ApiError::bad)?;
         let constraint_failed = Arc::new(AtomicBool::new(false));
-        let constraint = constraint(served, (ask.stages, &stop_tokens), &constraint_failed)?;
+        let stages = std::mem::take(&mut ask.stages);
+        let constraint = constraint(served, (stages, &ask.rules), &stop_tokens, &constraint_failed)?;
+        // Where a grammar may end it ends as the model does.
+        stop_tokens.extend_from_slice(&ask.rules.stop);
         let (slot_request, scope) = (ask.slot_request.clone(), ask.slot_request.scope);
         let slot = slot(server, served, slot_request, (ask.prompt.as_slice().into(), patience)).await?;
         let queued = began.elapsed();
-        let ends = Ends {
-            stop_tokens: stop_tokens.clone(),
-            stop_strings: ask.stop_strings.clone(),
-            shown: if ask.reader.is_some() { served.markers.clone() } else { Vec::new() },
-        };
-        let text = block_in_place(|| AnswerText::new(&served.tokenizer, ask.prompt.last().copied(), ends));
+        let text = block_in_place(|| {
+            let ends = ends(served, &ask, &stop_tokens);
+            AnswerText::new(&served.tokenizer, ask.prompt.last().copied(), ends)
+        });
         let request = Request {
             conversation: Some(slot.conversation),
             max_tokens: ask.max_tokens.unwrap_or(usize::MAX),
@@ -374,6 +394,7 @@ impl Answering {
             reader: ask.reader,
             prompt: (ask.text, ask.prompt),
             stop_strings: ask.stop_strings,
+            rules: ask.rules,
             scope,
             deadline,
             predict: ask.predict.map(|most| (most, None)),
@@ -478,7 +499,8 @@ impl Answering {
         match self.text.push(id) {
             Ok(matched) => {
                 self.stopped = self.stopped.or(matched.stop);
-                self.write(matched.text);
+                let stop = matched.stop.filter(|_| self.rules.shows_stop).map(|at| self.stop_strings[at].as_str());
+                self.write(matched.text + stop.unwrap_or_default());
                 self.is_long_enough(now)
             }
             Err(error) => {
@@ -529,7 +551,9 @@ impl Answering {
         self.server.metrics.finished(&self.served.name, reason, &timings, (self.began, self.queued));
         let stop_string = self.stopped.map(|at| self.stop_strings[at].clone());
         let tokens = std::mem::take(&mut self.tokens);
-        let end = End { finish, stop_string, timings, queued: self.queued, slot: self.slot.id, tokens };
+        let stop_token = self.rules.ended(&tokens).filter(|_| stop_string.is_none());
+        let (queued, slot) = (self.queued, self.slot.id);
+        let end = End { finish, stop_string, stop_token, timings, queued, slot, tokens };
         // The slot is free before its client hears so.
         let Self { pieces, index, slot, .. } = self;
         drop(slot);
@@ -540,7 +564,8 @@ impl Answering {
     fn remember(&mut self, read: usize) {
         let kept = match self.stopped {
             Some(_) => self.text.before_stop().1,
-            None => self.tokens.len(),
+            // One that has no text is no part of the next turn.
+            None => self.tokens.len() - usize::from(!self.rules.shows_stop && self.rules.ended(&self.tokens).is_some()),
         };
         let answer = generated(&self.tokens[..kept], &self.served.tokenizer);
         let (text, prompt) = std::mem::take(&mut self.prompt);

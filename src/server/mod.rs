@@ -25,6 +25,7 @@ pub mod slots;
 pub mod stream;
 #[cfg(test)]
 mod testing;
+pub mod token_rules;
 pub mod whole;
 
 pub use access::{Access, Keys, Reach, Sharing};

@@ -6,6 +6,7 @@ use super::{
     generate::{EndOfAnswer, GenerateRequest},
     served::Served,
     slots::{Arrival, SlotRequest},
+    token_rules::TokenRules,
 };
 use crate::{
     engine::{Cache, Reported},
@@ -209,6 +210,7 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<GenerateR
         min_tokens: fields.tokens("min_tokens", 0)?.unwrap_or(0),
         stop_strings,
         end: if ignore { EndOfAnswer::Never } else { EndOfAnswer::ByModel },
+        rules: TokenRules::of(fields, served)?,
         top_tokens: None,
         reported: Reported::Model,
         predict: None,

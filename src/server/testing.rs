@@ -22,5 +22,5 @@ pub(crate) fn settings() -> Settings {
 pub(crate) fn end(finish: Finish) -> End {
     let timings = Timings { prompt_tokens: 3, cached_tokens: 4, generated_tokens: 5, ..Timings::default() };
     let (stop_string, queued, tokens) = (None, Duration::ZERO, Vec::new());
-    End { finish, stop_string, timings, queued, slot: 0, tokens }
+    End { finish, stop_string, stop_token: None, timings, queued, slot: 0, tokens }
 }

@@ -5,6 +5,7 @@ pub(crate) mod client;
 mod deploy;
 mod endpoints;
 mod errors;
+mod extras;
 mod forms;
 pub(crate) mod host;
 mod hostile;

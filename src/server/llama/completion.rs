@@ -117,7 +117,7 @@ fn all(fields: &Fields<'_>, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> 
     let is_mixed = |list: &[Value]| list.iter().any(Value::is_number) && list.iter().any(Value::is_string);
     match given.as_array().filter(|list| is_mixed(list)) {
         Some(list) => Ok(vec![mixed(list, served)?]),
-        None => prompts(given, served),
+        None => prompts(given, served, Bos::Add),
     }
 }
 

@@ -1,6 +1,9 @@
 //! `/v1/chat/completions`.
 
-use super::{finish_reason, log_probabilities, timings, unique, usage};
+use super::{
+    extras::{Extras, by_id, stop_reason},
+    finish_reason, log_probabilities, timings, unique, usage,
+};
 use crate::{
     server::{
         ApiError, Body, Caller, Fields, Server, Settings,
@@ -33,13 +36,23 @@ pub async fn chat_completions(
     let turn = turn(&fields, &server.settings)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
     ask.top_tokens = top_tokens(&fields)?;
-    let ask = conversation::complete(&served, &turn, ask)?;
+    let extras = Extras::of_chat(&fields)?;
+    let mut ask = conversation::complete(&served, &turn, ask)?;
+    ask.score = extras.of_prompt(None);
+    if extras.cut(&served, ask.max_tokens, &mut ask.prompt) {
+        // The text is no longer that of the tokens.
+        ask.text = None;
+    }
     let count = options::answers(&fields)?;
     let with_usage = options::with_usage(&fields)?;
-    let head = Head::new("chat.completion", &served);
-    let pieces = generate::begin(&server, &served, options::several(ask, count)).await?;
+    let head = Head { extras, prompt: ask.prompt.clone(), ..Head::new("chat.completion", &served) };
+    let mut asks = options::several(ask, count);
+    // They have one prompt.
+    asks.iter_mut().skip(1).for_each(|ask| ask.score = None);
+    let pieces = generate::begin(&server, &served, asks).await?;
     if fields.flag("stream")?.unwrap_or(false) {
-        let form = ChatForm { head, served, ends: vec![None; count], calls: vec![0; count], said: vec![], with_usage };
+        let (ends, calls, ids) = (vec![None; count], vec![0; count], vec![0; count]);
+        let form = ChatForm { head, served, ends, calls, ids, said: vec![], with_usage };
         return Ok(stream::respond(pieces, count, form, Wire::EventsUntilDone));
     }
     let answers = collect(pieces, count).await?;
@@ -168,11 +181,14 @@ pub struct Head {
     object: &'static str,
     created: u64,
     model: String,
+    extras: Extras,
+    prompt: Vec<u32>,
 }
 
 impl Head {
     fn new(object: &'static str, served: &Served) -> Self {
-        Self { id: unique("chatcmpl-"), object, created: now(), model: served.name.clone() }
+        let (extras, prompt) = (Extras::default(), Vec::new());
+        Self { id: unique("chatcmpl-"), object, created: now(), model: served.name.clone(), extras, prompt }
     }
 
     fn message(&self, suffix: &str) -> Value {
@@ -192,11 +208,21 @@ pub fn text_of(served: &Served) -> impl Fn(u32) -> Vec<u8> + '_ {
     |id| served.tokenizer.piece(id, Control::Show).unwrap_or_default().to_vec()
 }
 
-fn content_log_probabilities(served: &Served, tokens: &[TokenPiece]) -> Value {
+fn content_log_probabilities(served: &Served, tokens: &[TokenPiece], extras: &Extras) -> Value {
     if tokens.is_empty() {
         return Value::Null;
     }
-    let content: Vec<Value> = tokens.iter().map(|token| log_probabilities(token, &text_of(served))).collect();
+    let one = |token: &TokenPiece| {
+        let mut entry = log_probabilities(token, &text_of(served));
+        if extras.named_by_id {
+            entry["token"] = json!(by_id(token.id));
+            for (at, other) in token.probabilities.top_tokens.iter().enumerate() {
+                entry["top_logprobs"][at]["token"] = json!(by_id(other.token));
+            }
+        }
+        entry
+    };
+    let content: Vec<Value> = tokens.iter().map(one).collect();
     json!({"content": content, "refusal": null})
 }
 
@@ -224,14 +250,25 @@ pub fn message(answer: &Whole) -> Value {
 
 fn reply(head: &Head, served: &Served, answers: &[Whole]) -> Value {
     let choice = |(index, answer): (usize, &Whole)| {
-        json!({
+        let mut choice = json!({
             "index": index,
             "message": message(answer),
-            "logprobs": content_log_probabilities(served, &answer.tokens),
+            "logprobs": content_log_probabilities(served, &answer.tokens, &head.extras),
             "finish_reason": finish_reason(&answer.end, answer.calls.len()),
-        })
+            "stop_reason": stop_reason(&answer.end),
+        });
+        if head.extras.token_ids {
+            choice["token_ids"] = json!(answer.end.tokens);
+        }
+        choice
     };
     let mut reply = head.message("");
+    if let Some(first) = answers.first().filter(|_| head.extras.prompt_logprobs.is_some()) {
+        reply["prompt_logprobs"] = head.extras.prompt_log_probabilities(served, &first.prompt);
+    }
+    if head.extras.token_ids {
+        reply["prompt_token_ids"] = json!(head.prompt);
+    }
     reply["choices"] = answers.iter().enumerate().map(choice).collect();
     reply["usage"] = usage(answers.iter().map(|answer| &answer.end), answers.len());
     reply["timings"] = answers.first().map_or(Value::Null, |answer| timings(&answer.end));
@@ -246,6 +283,8 @@ struct ChatForm {
     ends: Vec<Option<End>>,
     /// Calls of each answer so far.
     calls: Vec<usize>,
+    /// How many ids of each answer were sent.
+    ids: Vec<usize>,
     /// Tokens whose text has not been sent yet, with their answers.
     said: Vec<(usize, TokenPiece)>,
     with_usage: bool,
@@ -255,13 +294,21 @@ impl ChatForm {
     fn chunk(&mut self, index: usize, delta: Value, finish: Option<&str>) -> Message {
         let tokens: Vec<TokenPiece> =
             self.said.extract_if(.., |(of, _)| *of == index).map(|(_, token)| token).collect();
-        let logprobs = content_log_probabilities(&self.served, &tokens);
+        let logprobs = content_log_probabilities(&self.served, &tokens, &self.head.extras);
         let mut chunk = self.head.message(".chunk");
         chunk["choices"] = json!([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]);
         if self.with_usage {
             chunk["usage"] = Value::Null;
         }
         Message::plain(chunk)
+    }
+
+    /// Tells the ids of a chunk's tokens, if they are wanted.
+    fn tell(&mut self, index: usize, ids: &[u32], message: &mut Message) {
+        if self.head.extras.token_ids {
+            message.data["choices"][0]["token_ids"] = json!(ids);
+            self.ids[index] += ids.len();
+        }
     }
 
     fn part(&mut self, index: usize, part: Part) -> Message {
@@ -286,7 +333,14 @@ impl ChatForm {
 impl StreamFormat for ChatForm {
     fn begin(&mut self) -> Vec<Message> {
         let answers = self.calls.len();
-        (0..answers).map(|index| self.chunk(index, json!({"role": "assistant", "content": ""}), None)).collect()
+        let begun = |index| {
+            let mut chunk = self.chunk(index, json!({"role": "assistant", "content": ""}), None);
+            if self.head.extras.token_ids {
+                chunk.data["prompt_token_ids"] = json!(self.head.prompt);
+            }
+            chunk
+        };
+        (0..answers).map(begun).collect()
     }
 
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
@@ -296,10 +350,16 @@ impl StreamFormat for ChatForm {
                 Vec::new()
             }
             Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
-            Piece::Part(part, _) => vec![self.part(index, part)],
+            Piece::Part(part, ids) => {
+                let mut message = self.part(index, part);
+                self.tell(index, &ids, &mut message);
+                vec![message]
+            }
             Piece::Done(end) => {
                 let reason = finish_reason(&end, self.calls[index]);
                 let mut last = self.chunk(index, json!({}), Some(reason));
+                self.tell(index, &end.tokens[self.ids[index]..], &mut last);
+                last.data["choices"][0]["stop_reason"] = stop_reason(&end);
                 last.data["timings"] = timings(&end);
                 self.ends[index] = Some(*end);
                 vec![last]

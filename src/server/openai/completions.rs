@@ -1,8 +1,11 @@
 //! `/v1/completions`: text goes on.
 
-use super::{finish_reason, timings, unique, usage};
+use super::{
+    extras::{Extras, by_id, stop_reason},
+    finish_reason, timings, unique, usage,
+};
 use crate::{
-    engine::{Probabilities, PromptOutput},
+    engine::Probabilities,
     server::{
         ApiError, Body, Caller, Fields, Server,
         fields::wrong,
@@ -88,6 +91,7 @@ struct Wanted {
     best_of: usize,
     echo: Echo,
     with_usage: bool,
+    extras: Extras,
 }
 
 /// Whether a reply begins with its prompt.
@@ -99,13 +103,13 @@ enum Echo {
 
 /// The prompts of a request: a text, tokens, or a list of either.
 #[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of JSON are refused")]
-pub fn prompts(value: &Value, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
+pub fn prompts(value: &Value, served: &Served, bos: Bos) -> Result<Vec<Vec<u32>>, ApiError> {
     let refuse = |found: &Value| wrong("prompt", found, "a text, a list of tokens, or a list of these");
     let tokens = |list: &[Value]| -> Option<Vec<u32>> {
         list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
     };
     let one = |value: &Value| match value {
-        Value::String(text) => Ok(served.tokens(text, Special::Parse, Bos::Add)),
+        Value::String(text) => Ok(served.tokens(text, Special::Parse, bos)),
         Value::Array(list) => tokens(list).ok_or_else(|| refuse(value)),
         _ => Err(refuse(value)),
     };
@@ -134,7 +138,8 @@ pub fn fill_in(served: &Served, before: &[u32], suffix: &str) -> Result<Vec<u32>
 impl Wanted {
     fn of(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<Self, ApiError> {
         let given = fields.need("prompt", "a text or a list of tokens")?;
-        let mut all = prompts(given, served)?;
+        let bos = if fields.flag("add_special_tokens")?.unwrap_or(true) { Bos::Add } else { Bos::Omit };
+        let mut all = prompts(given, served, bos)?;
         if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
             all = all.iter().map(|before| fill_in(served, before, suffix)).collect::<Result<_, _>>()?;
         }
@@ -143,8 +148,12 @@ impl Wanted {
         ask.max_tokens = ask.max_tokens.or_else(|| fields.get("n_predict").is_none().then_some(DEFAULT_TOKENS));
         ask.top_tokens = fields.count(&["logprobs"], (0, options::MOST_LIKELIEST))?;
         let echo = if fields.flag("echo")?.unwrap_or(false) { Echo::Prompt } else { Echo::Nothing };
+        let extras = Extras::of(fields)?;
         // Scoring harnesses echo a text with its probabilities and want no token more than one.
-        ask.score = ask.top_tokens.filter(|_| echo == Echo::Prompt).map(PromptOutput::Probabilities);
+        ask.score = extras.of_prompt(ask.top_tokens.filter(|_| echo == Echo::Prompt));
+        for prompt in &mut all {
+            extras.cut(served, ask.max_tokens, prompt);
+        }
         if let Some(grammar) = options::grammar(fields)? {
             ask.stages = vec![options::stage(served, &grammar)?];
         }
@@ -153,7 +162,8 @@ impl Wanted {
         if best_of < answers {
             return Err(ApiError::field("best_of", format!("{best_of}, expected at least n, {answers}")));
         }
-        Ok(Self { prompts: all.into_iter().map(with_text).collect(), ask, answers, best_of, echo, with_usage })
+        let prompts = all.into_iter().map(with_text).collect();
+        Ok(Self { prompts, ask, answers, best_of, echo, with_usage, extras })
     }
 
     fn ask(&self, prompt: &Prompt) -> GenerateRequest {
@@ -197,15 +207,24 @@ impl Wanted {
     fn choice(&self, served: &Served, index: usize, prompt: &Prompt, answer: &Whole) -> Value {
         let before = if self.echo == Echo::Prompt { &prompt.text } else { "" };
         let first = prompt.tokens.first().copied().filter(|_| self.echo == Echo::Prompt);
-        let legacy = |_| Legacy::new(served).of(first, (&answer.prompt, &answer.tokens), &mut 0);
+        let echoed = if self.echo == Echo::Prompt { &answer.prompt[..] } else { &[] };
+        let legacy = |most| Legacy::new(served, most, &self.extras).of(first, (echoed, &answer.tokens), &mut 0);
         let logprobs = self.ask.top_tokens.map(legacy);
-        json!({
+        let mut choice = json!({
             "index": index,
             "text": format!("{before}{}", answer.content),
             "logprobs": logprobs,
             "finish_reason": finish_reason(&answer.end, 0),
-            "stop_reason": answer.end.stop_string,
-        })
+            "stop_reason": stop_reason(&answer.end),
+        });
+        if self.extras.prompt_logprobs.is_some() {
+            choice["prompt_logprobs"] = self.extras.prompt_log_probabilities(served, &answer.prompt);
+        }
+        if self.extras.token_ids {
+            choice["prompt_token_ids"] = json!(prompt.tokens);
+            choice["token_ids"] = json!(answer.end.tokens);
+        }
+        choice
     }
 
     /// `usage` of answers in their order, so many to each prompt.
@@ -231,31 +250,39 @@ impl Wanted {
 /// Probabilities in the form of the first API: lists side by side.
 struct Legacy<'a> {
     served: &'a Served,
+    /// How many of the likeliest tokens are told.
+    most: usize,
+    named_by_id: bool,
 }
 
 impl<'a> Legacy<'a> {
-    fn new(served: &'a Served) -> Self {
-        Self { served }
+    fn new(served: &'a Served, most: usize, extras: &Extras) -> Self {
+        Self { served, most, named_by_id: extras.named_by_id }
+    }
+
+    fn name(&self, id: u32, bytes: &[u8]) -> String {
+        if self.named_by_id { by_id(id) } else { String::from_utf8_lossy(bytes).into_owned() }
     }
 
     /// Of the first token of an echoed prompt, which has no probability, of its others, and of the answer. `offset` is how
     /// many characters came before, and then how many are there.
     fn of(&self, first: Option<u32>, (prompt, answer): (&[TokenPiece], &[TokenPiece]), offset: &mut usize) -> Value {
         let (mut texts, mut chosen, mut top, mut offsets) = (vec![], vec![], vec![], vec![]);
-        let mut push = |bytes: &[u8], probabilities: Option<&Probabilities>| {
-            let text = String::from_utf8_lossy(bytes).into_owned();
+        let mut push = |(id, bytes): (u32, &[u8]), probabilities: Option<&Probabilities>| {
+            let text = self.name(id, bytes);
             offsets.push(*offset);
-            *offset += text.chars().count();
+            *offset += String::from_utf8_lossy(bytes).chars().count();
             let log_probability = |one: &Probabilities| one.chosen.log_probability.max(-9999.0);
             chosen.push(probabilities.map_or(Value::Null, |one| json!(log_probability(one))));
             top.push(probabilities.map_or(Value::Null, |one| self.top_tokens(one, &text)));
             texts.push(text);
         };
         if let Some(first) = first {
-            push(self.served.tokenizer.piece_after(None, first, Control::Show).unwrap_or_default(), None);
+            let bytes = self.served.tokenizer.piece_after(None, first, Control::Show).unwrap_or_default();
+            push((first, bytes), None);
         }
         for token in prompt.iter().chain(answer) {
-            push(&token.bytes, Some(&token.probabilities));
+            push((token.id, &token.bytes), Some(&token.probabilities));
         }
         json!({"tokens": texts, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets})
     }
@@ -265,10 +292,11 @@ impl<'a> Legacy<'a> {
         let mut map = Map::new();
         let chosen = &probabilities.chosen;
         map.insert(taken.into(), json!(chosen.log_probability.max(-9999.0)));
-        for other in probabilities.top_tokens.iter().filter(|other| other.token != chosen.token) {
+        let top = probabilities.top_tokens.iter().take(self.most);
+        for other in top.filter(|other| other.token != chosen.token) {
             let bytes = self.served.tokenizer.piece(other.token, Control::Show).unwrap_or_default();
             // Two tokens may have one text: the one that was taken counts, and the likelier one of others.
-            let text = String::from_utf8_lossy(bytes).into_owned();
+            let text = self.name(other.token, bytes);
             map.entry(text).or_insert(json!(other.log_probability.max(-9999.0)));
         }
         Value::Object(map)
@@ -295,14 +323,17 @@ struct Untold {
     answer: Vec<TokenPiece>,
     /// How many characters were sent with their tokens.
     offset: usize,
+    /// How many ids were sent.
+    ids: usize,
 }
 
 impl TextForm {
-    fn chunk(&mut self, index: usize, text: &str, finish: Option<&End>) -> Message {
+    fn chunk(&mut self, index: usize, (text, ids): (&str, &[u32]), finish: Option<&End>) -> Message {
         let untold = &mut self.untold[index];
         let (first, prompt) = (untold.first.take(), std::mem::take(&mut untold.prompt));
         let parts = (&prompt[..], &std::mem::take(&mut untold.answer)[..]);
-        let legacy = |_| Legacy::new(&self.served).of(first, parts, &mut untold.offset);
+        let extras = &self.wanted.extras;
+        let legacy = |most| Legacy::new(&self.served, most, extras).of(first, parts, &mut untold.offset);
         let logprobs = self.wanted.ask.top_tokens.map(legacy);
         let mut chunk = self.head.clone();
         chunk["choices"] = json!([{
@@ -310,7 +341,17 @@ impl TextForm {
             "text": text,
             "logprobs": logprobs,
             "finish_reason": finish.map(|end| finish_reason(end, 0)),
+            "stop_reason": finish.map_or(Value::Null, stop_reason),
         }]);
+        if extras.token_ids && (finish.is_some() || !ids.is_empty()) {
+            let choice = &mut chunk["choices"][0];
+            // Once: with the first tokens of the answer.
+            if untold.ids == 0 {
+                choice["prompt_token_ids"] = json!(self.wanted.prompts[index / self.wanted.answers].tokens);
+            }
+            choice["token_ids"] = json!(ids);
+            untold.ids += ids.len();
+        }
         Message::plain(chunk)
     }
 }
@@ -323,7 +364,7 @@ impl StreamFormat for TextForm {
         let answers = self.untold.len();
         let one = |index: usize| {
             let Prompt { text, tokens } = self.wanted.prompts[index / self.wanted.answers].clone();
-            let message = self.chunk(index, &text, None);
+            let message = self.chunk(index, (&text, &[]), None);
             // An echoed prompt's probabilities are known when its text has been sent already: they come with the first token.
             self.untold[index].first = tokens.first().copied();
             message
@@ -337,7 +378,7 @@ impl StreamFormat for TextForm {
                 self.untold[index].answer.push(token);
                 Vec::new()
             }
-            Piece::Part(Part::Content(text), _) => vec![self.chunk(index, &text, None)],
+            Piece::Part(Part::Content(text), ids) => vec![self.chunk(index, (&text, &ids), None)],
             Piece::OfPrompt(token) => {
                 self.untold[index].prompt.push(token);
                 Vec::new()
@@ -346,7 +387,7 @@ impl StreamFormat for TextForm {
                 Vec::new()
             }
             Piece::Done(end) => {
-                let mut last = self.chunk(index, "", Some(&end));
+                let mut last = self.chunk(index, ("", &end.tokens[self.untold[index].ids..]), Some(&end));
                 last.data["timings"] = timings(&end);
                 self.ends[index] = Some(*end);
                 vec![last]

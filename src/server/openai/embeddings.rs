@@ -13,6 +13,7 @@ use crate::{
         slots::Arrival,
         whole::collect,
     },
+    text::Bos,
 };
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
@@ -82,7 +83,7 @@ pub async fn embed(
         Some("mean") => Pooling::Mean,
         Some(other) => return Err(ApiError::field("pooling", format!("{other}, expected last or mean"))),
     };
-    let mut all = prompts(input, served).map_err(of_input)?;
+    let mut all = prompts(input, served, Bos::Add).map_err(of_input)?;
     if too_long == TooLong::Cut {
         all.iter_mut().for_each(|prompt| cut(prompt, served));
     }

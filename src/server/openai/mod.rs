@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
+pub mod extras;
 mod messages;
 pub mod responses;
 mod usage;

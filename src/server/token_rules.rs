@@ -1,0 +1,230 @@
+//! Which tokens an answer may have, which end it, and which of them are shown: what vLLM's clients say of tokens.
+
+use super::{ApiError, Fields, fields::wrong, served::Served};
+use crate::{
+    engine::{Allowed, Constraint},
+    text::{Bos, Control, Special},
+};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// See the module.
+#[derive(Debug, Clone, Default)]
+pub struct TokenRules {
+    /// Tokens that end the answer besides the model's.
+    pub stop: Vec<u32>,
+    /// Whether these, and stop strings, are part of the text that they end.
+    pub shows_stop: bool,
+    /// Whether control tokens are part of the text.
+    pub shows_control: bool,
+    /// Sequences of tokens that may not be generated.
+    barred: Vec<Vec<u32>>,
+    /// A mask of the tokens that may be; none: all.
+    allowed: Option<Arc<[u32]>>,
+}
+
+const BITS: usize = u32::BITS as usize;
+
+impl TokenRules {
+    /// What a request says.
+    pub fn of(fields: &Fields<'_>, served: &Served) -> Result<Self, ApiError> {
+        let vocab = served.facts.vocab;
+        let allowed = ids(fields, "allowed_token_ids", vocab)?;
+        if allowed.as_ref().is_some_and(Vec::is_empty) {
+            return Err(ApiError::field(&fields.name("allowed_token_ids"), "[], expected at least one token"));
+        }
+        let mask = |ids: Vec<u32>| {
+            let mut mask = vec![0; vocab.div_ceil(BITS)];
+            ids.into_iter().for_each(|id| mask[id as usize / BITS] |= 1 << (id as usize % BITS));
+            mask.into()
+        };
+        Ok(Self {
+            stop: ids(fields, "stop_token_ids", vocab)?.unwrap_or_default(),
+            shows_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
+            shows_control: !fields.flag("skip_special_tokens")?.unwrap_or(true),
+            barred: barred(fields, served)?,
+            allowed: allowed.map(mask),
+        })
+    }
+
+    /// Control tokens that are shown whatever an API makes of them.
+    pub fn shown(&self, served: &Served) -> Vec<u32> {
+        let piece = |id: u32, control| served.tokenizer.piece(id, control).unwrap_or_default();
+        let is_control = |id: &u32| piece(*id, Control::Hide).is_empty() && !piece(*id, Control::Show).is_empty();
+        let vocab = u32::try_from(served.tokenizer.vocab()).unwrap_or_default();
+        if self.shows_control { (0..vocab).filter(is_control).collect() } else { Vec::new() }
+    }
+
+    /// The token of these that ended an answer, if one did.
+    pub fn ended(&self, tokens: &[u32]) -> Option<u32> {
+        tokens.last().copied().filter(|last| self.stop.contains(last))
+    }
+
+    /// A constraint that lets no more come than these rules, if there are any.
+    pub fn narrow(&self, constraint: Option<Box<dyn Constraint>>) -> Option<Box<dyn Constraint>> {
+        if self.barred.is_empty() && self.allowed.is_none() {
+            return constraint;
+        }
+        let rules = self.clone();
+        Some(Box::new(Narrowed { rules, constraint, said: vec![], barred: vec![], mask: vec![], list: vec![] }))
+    }
+}
+
+/// A list of token ids.
+fn ids(fields: &Fields<'_>, field: &str, vocab: usize) -> Result<Option<Vec<u32>>, ApiError> {
+    let id = |value: &Value| {
+        let id = value.as_u64().filter(|id| *id < vocab as u64).and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| wrong(&fields.name(field), value, &format!("ids of tokens, less than {vocab}")))
+    };
+    fields.list(field)?.map(|list| list.iter().map(id).collect()).transpose()
+}
+
+/// `bad_words` as tokens, at the beginning of a text and after a space.
+fn barred(fields: &Fields<'_>, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
+    let mut all: Vec<Vec<u32>> = Vec::new();
+    for word in fields.texts("bad_words")? {
+        let bare = word.trim_start();
+        if bare.is_empty() {
+            return Err(ApiError::field(&fields.name("bad_words"), format!("{word:?}, expected a text to avoid")));
+        }
+        for text in [bare.to_string(), format!(" {bare}")] {
+            let tokens = served.tokens(&text, Special::Parse, Bos::Omit);
+            if !all.contains(&tokens) {
+                all.push(tokens);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// What a constraint allows, but for what rules do not. What has to come comes, and an answer that may end with a grammar may
+/// end, whatever they say.
+#[derive(Debug)]
+struct Narrowed {
+    rules: TokenRules,
+    constraint: Option<Box<dyn Constraint>>,
+    /// The answer so far.
+    said: Vec<u32>,
+    /// Tokens that would complete a barred sequence, and others that may not come.
+    barred: Vec<u32>,
+    mask: Vec<u32>,
+    list: Vec<u32>,
+}
+
+fn remove(mask: &mut [u32], tokens: &[u32]) {
+    for token in tokens {
+        if let Some(word) = mask.get_mut(*token as usize / BITS) {
+            *word &= !(1 << (*token as usize % BITS));
+        }
+    }
+}
+
+impl Constraint for Narrowed {
+    fn allowed(&mut self) -> Result<Allowed<'_>, String> {
+        let Self { rules, constraint, said, barred, mask, list } = self;
+        barred.clear();
+        barred.extend(rules.barred.iter().filter_map(|tokens| {
+            let (last, before) = tokens.split_last()?;
+            said.ends_with(before).then_some(*last)
+        }));
+        let allowed = match constraint {
+            Some(constraint) => constraint.allowed()?,
+            None => Allowed::AllBut([&[], &[]]),
+        };
+        let nothing =
+            || Err("no token may come that is one of allowed_token_ids and completes none of bad_words".into());
+        match (allowed, &rules.allowed) {
+            (Allowed::Forced(token), _) => Ok(Allowed::Forced(token)),
+            (Allowed::AllBut(lists), None) => {
+                lists.iter().for_each(|tokens| barred.extend_from_slice(tokens));
+                Ok(Allowed::AllBut([barred, &[]]))
+            }
+            (Allowed::AllBut(lists), Some(only)) => {
+                mask.clear();
+                mask.extend_from_slice(only);
+                lists.iter().copied().chain([barred.as_slice()]).for_each(|tokens| remove(mask, tokens));
+                if mask.iter().all(|word| *word == 0) { nothing() } else { Ok(Allowed::Mask(mask, &[])) }
+            }
+            (Allowed::Mask(of_grammar, ends), only) => {
+                mask.clear();
+                mask.extend_from_slice(of_grammar);
+                if let Some(only) = only {
+                    mask.truncate(only.len());
+                    mask.iter_mut().zip(only.iter()).for_each(|(word, only)| *word &= only);
+                }
+                remove(mask, barred);
+                let is_nothing = ends.is_empty() && mask.iter().all(|word| *word == 0);
+                if is_nothing { nothing() } else { Ok(Allowed::Mask(mask, ends)) }
+            }
+            (Allowed::Only(tokens), only) => {
+                let in_mask = |token: u32| {
+                    only.as_ref().is_none_or(|only| {
+                        only.get(token as usize / BITS).is_some_and(|word| word >> (token as usize % BITS) & 1 == 1)
+                    })
+                };
+                list.clear();
+                list.extend(tokens.iter().filter(|token| in_mask(**token) && !barred.contains(token)));
+                if list.is_empty() { nothing() } else { Ok(Allowed::Only(list)) }
+            }
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> bool {
+        self.said.push(token);
+        self.constraint.as_mut().is_some_and(|constraint| constraint.accept(token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A constraint that always says the same.
+    #[derive(Debug)]
+    struct Says(Allowed<'static>);
+
+    impl Constraint for Says {
+        fn allowed(&mut self) -> Result<Allowed<'_>, String> {
+            Ok(self.0)
+        }
+
+        fn accept(&mut self, _: u32) -> bool {
+            false
+        }
+    }
+
+    fn left(constraint: &mut dyn Constraint) -> Result<Vec<u32>, String> {
+        let mut row: Vec<f32> = vec![0.0; 70];
+        constraint.allowed()?.apply(&mut crate::sampling::Row::Whole(&mut row))?;
+        Ok((0..).zip(row).filter(|(_, logit)| *logit == 0.0).map(|(token, _)| token).collect())
+    }
+
+    #[test]
+    fn rules_narrow_what_every_kind_of_constraint_allows() {
+        let mask: Arc<[u32]> = vec![0b1110, 0b1, 0].into();
+        let rules = TokenRules { barred: vec![vec![2], vec![7, 8, 3]], allowed: Some(mask), ..TokenRules::default() };
+        for (allowed, expected) in [
+            (Allowed::AllBut([&[], &[]]), vec![1, 3, 32]),
+            (Allowed::AllBut([&[1], &[40]]), vec![3, 32]),
+            (Allowed::Only(&[2, 3, 9]), vec![3]),
+            (Allowed::Only(&[2]), vec![]),
+            (Allowed::Forced(2), vec![2]),
+            (Allowed::Mask(&[0b10110, u32::MAX], &[69]), vec![1, 32, 69]),
+            (Allowed::Mask(&[0b100], &[]), vec![]),
+        ] {
+            let mut narrowed = rules.narrow(Some(Box::new(Says(allowed)))).unwrap();
+            assert_eq!(left(&mut *narrowed).unwrap_or_default(), expected, "{allowed:?}");
+        }
+    }
+
+    #[test]
+    fn a_sequence_is_barred_at_its_last_token() {
+        let rules = TokenRules { barred: vec![vec![7, 8, 3]], ..TokenRules::default() };
+        let mut narrowed = rules.narrow(None).unwrap();
+        for (token, is_barred) in [(7, false), (8, true), (8, false), (7, false), (7, false), (8, true)] {
+            narrowed.accept(token);
+            assert_eq!(!left(&mut *narrowed).unwrap().contains(&3), is_barred, "{token}");
+        }
+        assert!(TokenRules::default().narrow(None).is_none());
+    }
+}
