@@ -229,3 +229,36 @@ fn what_is_asked_for_in_vain_is_named() {
     let reply = Host::shared().post("/v1/completions", &body);
     assert!(reply.status == 400 && reply.text().contains("allowed_token_ids"), "{}", reply.text());
 }
+
+/// A conversation that is too long loses its first turns, where the request says so, and never its instructions.
+#[test]
+fn a_conversation_may_lose_its_beginning() {
+    let host = Host::shared();
+    let turn = |number: usize| {
+        let text = format!("{number} {}", "fox ".repeat(150));
+        [json!({"role": "user", "content": text}), json!({"role": "assistant", "content": format!("Fox {number}.")})]
+    };
+    let mut items: Vec<Value> = (0..9).flat_map(turn).collect();
+    items.push(json!({"role": "user", "content": "How many foxes?"}));
+    let mut body = json!({
+        "input": items, "instructions": "Count.", "max_output_tokens": 16, "temperature": 0, "store": false,
+    });
+    let refused = host.post("/v1/responses", &body);
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
+    body["truncation"] = json!("auto");
+    let reply = host.post("/v1/responses", &body).ok();
+    let count = reply["usage"]["input_tokens"].as_u64().unwrap();
+    assert!(reply["truncation"] == "auto" && count > 600 && count + 16 <= 1024, "{count}");
+    assert_eq!(host.post("/v1/responses/input_tokens", &body).ok()["input_tokens"], json!(count));
+    // As many turns as fit are those that are read.
+    let fitting = (0..9).map(|begin| {
+        let mut body = body.clone();
+        (body["input"], body["truncation"]) = (json!(items[2 * begin..]), json!("disabled"));
+        host.post("/v1/responses/input_tokens", &body).ok()["input_tokens"].as_u64().unwrap()
+    });
+    assert_eq!(fitting.into_iter().find(|tokens| tokens + 16 <= 1024), Some(count));
+    body["input"] = json!("fox ".repeat(3000));
+    assert_eq!(host.post("/v1/responses", &body).json()["error"]["code"], "context_length_exceeded");
+    body["truncation"] = json!("some");
+    assert_eq!(host.post("/v1/responses", &body).json()["error"]["param"], "truncation");
+}

@@ -6,6 +6,7 @@ mod items;
 mod kept;
 #[cfg(test)]
 mod tests;
+mod truncation;
 
 pub use input::messages;
 pub use kept::Responses;
@@ -45,6 +46,7 @@ pub async fn create(State(server): State<Arc<Server>>, caller: Caller, Body(body
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
     let (items, turn) = asked(&server, &fields, caller)?;
+    let turn = truncation::fitting((&server, &served), &fields, caller.scope, (&items, turn))?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
     ask.max_tokens = fields.tokens("max_output_tokens", 1)?;
     ask.top_tokens = top_tokens(&fields)?;
@@ -86,7 +88,8 @@ pub async fn input_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let (_, turn) = asked(&server, &fields, caller)?;
+    let (items, turn) = asked(&server, &fields, caller)?;
+    let turn = truncation::fitting((&server, &served), &fields, caller.scope, (&items, turn))?;
     let tokens = conversation::prompt_tokens(&served, &turn, caller.scope)?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": tokens})))
 }
