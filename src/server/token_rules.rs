@@ -24,6 +24,8 @@ pub struct TokenRules {
 }
 
 const BITS: usize = u32::BITS as usize;
+/// Most tokens, and texts, that are looked at one by one with every token of an answer.
+const MOST: usize = 1024;
 
 impl TokenRules {
     /// What a request says.
@@ -38,8 +40,10 @@ impl TokenRules {
             ids.into_iter().for_each(|id| mask[id as usize / BITS] |= 1 << (id as usize % BITS));
             mask.into()
         };
+        let stop = ids(fields, "stop_token_ids", vocab)?.unwrap_or_default();
+        few(fields, "stop_token_ids", stop.len())?;
         Ok(Self {
-            stop: ids(fields, "stop_token_ids", vocab)?.unwrap_or_default(),
+            stop,
             shows_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
             shows_control: !fields.flag("skip_special_tokens")?.unwrap_or(true),
             barred: barred(fields, served)?,
@@ -79,10 +83,18 @@ fn ids(fields: &Fields<'_>, field: &str, vocab: usize) -> Result<Option<Vec<u32>
     fields.list(field)?.map(|list| list.iter().map(id).collect()).transpose()
 }
 
+/// Refuses a list that is too long.
+fn few(fields: &Fields<'_>, field: &str, count: usize) -> Result<(), ApiError> {
+    let refuse = || ApiError::field(&fields.name(field), format!("{count} of them, expected at most {MOST}"));
+    if count > MOST { Err(refuse()) } else { Ok(()) }
+}
+
 /// `bad_words` as tokens, at the beginning of a text and after a space.
 fn barred(fields: &Fields<'_>, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
     let mut all: Vec<Vec<u32>> = Vec::new();
-    for word in fields.texts("bad_words")? {
+    let words = fields.texts("bad_words")?;
+    few(fields, "bad_words", words.len())?;
+    for word in words {
         let bare = word.trim_start();
         if bare.is_empty() {
             return Err(ApiError::field(&fields.name("bad_words"), format!("{word:?}, expected a text to avoid")));
@@ -215,6 +227,18 @@ mod tests {
             let mut narrowed = rules.narrow(Some(Box::new(Says(allowed)))).unwrap();
             assert_eq!(left(&mut *narrowed).unwrap_or_default(), expected, "{allowed:?}");
         }
+    }
+
+    #[test]
+    fn lists_are_read_and_bounded() {
+        let body = serde_json::json!({"ids": [0, 9], "far": [10]});
+        let fields = Fields::of(&body).unwrap();
+        assert_eq!(ids(&fields, "ids", 10).unwrap(), Some(vec![0, 9]));
+        assert_eq!(ids(&fields, "none", 10).unwrap(), None);
+        assert_eq!(ids(&fields, "far", 10).unwrap_err().param.as_deref(), Some("far"));
+        assert!(few(&fields, "ids", MOST).is_ok());
+        let error = few(&fields, "ids", MOST + 1).unwrap_err();
+        assert_eq!(error.message, "ids: 1025 of them, expected at most 1024");
     }
 
     #[test]

@@ -207,7 +207,9 @@ fn what_is_asked_for_in_vain_is_named() {
     for (field, value) in [
         ("stop_token_ids", json!([1_u64 << 40])),
         ("stop_token_ids", json!(["a"])),
+        ("stop_token_ids", json!(vec![1; 1025])),
         ("bad_words", json!(["hen", " "])),
+        ("bad_words", json!(vec!["hen"; 1025])),
         ("allowed_token_ids", json!([])),
         ("allowed_token_ids", json!([-1])),
         ("prompt_logprobs", json!(-1)),
