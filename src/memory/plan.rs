@@ -278,12 +278,11 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let (sizes, mut clamps) = (Sizes::new(program, request, replay), Vec::new());
     let snapshots = snapshots(&sizes, request, &mut clamps);
     let with_pages = |context: usize, pool_tokens: usize, clamps: Vec<Clamp>| {
-        let pages = sizes.pages(request, pool_tokens, snapshots);
         let limits = Limits {
             context: 0,
             rows: request.rows,
             outputs: request.outputs,
-            pages,
+            pages: sizes.pages(request, pool_tokens, snapshots),
             page_size: request.page_size,
             slots: 1 + request.sequences,
             snapshots,
