@@ -16,6 +16,7 @@ use crate::{
     speculation::{self, DrafterChoice},
     text::{Bos, Special},
 };
+use indexmap::IndexMap;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
@@ -158,7 +159,8 @@ fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiErro
         }
         _ => return Err(refuse()),
     };
-    let mut all = Vec::new();
+    // A long text has the same tokens again and again.
+    let mut all = IndexMap::new();
     for (token, bias) in pairs {
         let bias = if bias == false { f32::NEG_INFINITY } else { bias.as_f64().ok_or_else(refuse)? as f32 };
         let tokens: Vec<u32> = match token.as_str() {
@@ -171,9 +173,9 @@ fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiErro
                 format!("token {id}, expected less than {}", served.facts.vocab),
             ));
         }
-        all.extend(tokens.into_iter().map(|id| (id, bias)));
+        block_in_place(|| tokens.into_iter().for_each(|id| *all.entry(id).or_insert(0.0) += bias));
     }
-    Ok(all)
+    Ok(all.into_iter().collect())
 }
 
 /// The texts that end an answer.

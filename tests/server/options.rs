@@ -494,6 +494,13 @@ fn large_numbers_and_texts_are_taken_as_they_are_meant() {
     }
     let body = json!({"prompt": "Hi", "n_predict": 4, "temperature": 0, "logit_bias": [["7", 100]]});
     assert_eq!(host.post("/completion", &body).ok()["content"], "7777");
+    let settings = |bias: Value| {
+        let body = json!({"prompt": "Hi", "n_predict": 1, "logit_bias": bias});
+        host.post("/completion", &body).ok()["generation_settings"]["logit_bias"].clone()
+    };
+    let summed = json!([[9, 1.5], [7, 2.0], [9, -0.5], ["77", 1], [3, false], [3, 1]]);
+    let once = settings(json!([[9, 1.0], [7, 2.0], ["7", 2.0], [3, false]]));
+    assert_eq!((once.as_array().unwrap().len(), settings(summed)), (4, once.clone()), "{once}");
 }
 
 /// Who got no slot is counted.
