@@ -117,8 +117,9 @@ impl Running {
     }
 }
 
-/// What may come next: of the `ends` of answers none, unless the grammar allows nothing else. Whether an answer may end
-/// where the grammar does is for its stop tokens to say: a request that ignores the model's ends has none.
+/// What may come next: where the grammar may end none of the `ends` of answers, unless it allows nothing else. Whether an
+/// answer may end there is for its stop tokens to say: a request that ignores the model's ends has none. Elsewhere the
+/// grammar itself has a place for the token.
 fn allowed(matcher: &mut Matcher, ends: &[u32]) -> Result<Next, String> {
     let mut mask = matcher.compute_mask().map_err(|error| match error.to_string().as_str() {
         "" | "NoExtensionBias" => "the grammar allows no token of this model here".into(),
@@ -126,7 +127,7 @@ fn allowed(matcher: &mut Matcher, ends: &[u32]) -> Result<Next, String> {
     })?;
     let may_end = matcher.is_accepting().map_err(|error| first_line(&error.to_string()))?;
     let found = ends.iter().filter(|end| mask.is_allowed(**end)).count();
-    if found > 0 && mask.num_set() > found {
+    if may_end && found > 0 && mask.num_set() > found {
         ends.iter().for_each(|end| mask.disallow_token(*end));
     }
     Ok(Next { mask, may_end })

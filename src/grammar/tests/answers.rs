@@ -104,6 +104,12 @@ fn ends_that_are_ignored_end_no_answer_whose_grammar_goes_on() {
     assert!(!complete.accept(1));
     assert_eq!(allowed(&mut complete, 4).unwrap(), [2]);
     assert!(complete.accept(2), "nothing may follow");
+    // An end that the grammar itself names has a place before it may end.
+    for stop in [&[][..], &[0]] {
+        let mut named = begin("root ::= \"a\" (\"b\" | <|eos|>)", stop);
+        assert!(!named.accept(1));
+        assert_eq!(allowed(&mut named, 4).unwrap(), [0, 2], "{stop:?}");
+    }
     // One that is complete before it begins has to end somehow.
     let mut empty = begin("root ::= \"\"", &[]);
     assert_eq!(allowed(&mut empty, 4), Ok(vec![0]));
