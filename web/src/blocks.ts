@@ -6,6 +6,7 @@ type Body =
   | { kind: "paragraph"; text: string }
   | { kind: "heading"; level: number; text: string }
   | { kind: "code"; language: string; text: string }
+  | { kind: "math"; text: string }
   | { kind: "rule" }
   | { kind: "quote"; blocks: Block[] }
   | { kind: "list"; start: number | null; items: Block[][] }
@@ -21,6 +22,11 @@ const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})\s*(\S*)/;
 const HEADING = /^ {0,3}(#{1,6})(\s.*|)$/;
 const RULE = /^ {0,3}(?:(?:\*\s*){3,}|(?:-\s*){3,}|(?:_\s*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
+/** What begins a formula of its own lines, and what ends it. */
+const MATH = /^\s*(\\\[|\$\$)/;
+const AFTER_MATH = /^\s*[.,;:]?\s*$/;
+/** Lines of a formula, at most: where there is no end it is looked for at each beginning. */
+const MATH_LINES = 100;
 const ITEM = /^(\s*)([-*+]|(\d{1,9})[.)])(\s+|$)/;
 /** What a line below the head of a table is made of, and each of its cells. */
 const DELIMITERS = /^[\s|:-]+$/;
@@ -57,6 +63,8 @@ function next(lines: string[], at: number, depth: number): [Body, number] {
   if (depth < DEPTH && QUOTE.test(line)) return quote(lines, at, depth);
   if (depth < DEPTH && ITEM.test(line)) return list(lines, at, depth);
   if (isTable(lines, at)) return table(lines, at);
+  const formula = mathEnd(lines, at);
+  if (formula > 0) return [{ kind: "math", text: lines.slice(at, formula).join("\n") }, formula];
   let end = at + 1;
   while (end < lines.length && !interrupts(lines, end, depth)) end += 1;
   const text = lines.slice(at, end).map((one) => one.trim());
@@ -71,7 +79,28 @@ function blank(line: string | undefined): boolean {
 function interrupts(lines: string[], at: number, depth: number): boolean {
   const line = lines[at] ?? "";
   if (blank(line) || HEADING.test(line) || RULE.test(line) || FENCE.test(line) || isTable(lines, at)) return true;
+  if (mathEnd(lines, at) > 0) return true;
   return depth < DEPTH && (QUOTE.test(line) || ITEM.test(line));
+}
+
+/** The line after the formula that begins at a line, in which no line is empty; 0 if there is none. One that is still being
+ * written ends where the text does. */
+function mathEnd(lines: string[], at: number): number {
+  const first = lines[at] ?? "";
+  const begin = MATH.exec(first);
+  if (!begin) return 0;
+  const close = begin[1] === "$$" ? "$$" : "\\]";
+  const rest = first.slice(begin[0].length);
+  // What goes on behind its end is text with a formula in it.
+  if (rest.includes(close)) return AFTER_MATH.test(rest.slice(rest.indexOf(close) + 2)) ? at + 1 : 0;
+  let end = at + 1;
+  while (end < Math.min(lines.length, at + MATH_LINES) && !blank(lines[end])) {
+    const line = lines[end] ?? "";
+    const ends = line.lastIndexOf(close);
+    if (ends >= 0 && AFTER_MATH.test(line.slice(ends + 2))) return end + 1;
+    end += 1;
+  }
+  return end === lines.length ? end : 0;
 }
 
 /** A fenced block; one that is not closed yet reaches to the end. */

@@ -3,6 +3,7 @@
 import { ServerError, models } from "./api";
 import { Chat, type Run } from "./chat";
 import { announce, byId, h, setText } from "./dom";
+import { takeFiles } from "./files";
 import { Keys } from "./keys";
 import { ConversationList } from "./list";
 import { MemoryView } from "./memory";
@@ -266,6 +267,15 @@ input.addEventListener("keydown", (event) => {
     transcript.editLast();
   }
 });
+takeFiles(
+  input,
+  (text) => {
+    input.setRangeText(text, input.selectionStart, input.selectionEnd, "end");
+    fit();
+    input.focus();
+  },
+  (names) => notice(`${names.join(", ")}: expected text of at most 1 MiB; images are not read here.`),
+);
 byId("stop").addEventListener("click", () => (chat.stop(current), input.focus()));
 byId("new").addEventListener("click", openNew);
 byId("open-settings").addEventListener("click", () => settings.open(current));

@@ -48,6 +48,8 @@ function element(block: Block): HTMLElement {
     }
     case "code":
       return code(block.language, block.text);
+    case "math":
+      return h("p", { class: "math" }, block.text);
     case "rule":
       return h("hr");
     case "quote":
@@ -133,6 +135,7 @@ function mark(text: string, at: number, ends: Ends, depth: number): Found | null
       return { node: h("br"), end: at + 1 };
     case "\\": {
       const next = text[at + 1] ?? "";
+      if (next === "(" || next === "[") return formula(text, at, ends, next === "(" ? ["\\(", "\\)"] : ["\\[", "\\]"]) ?? { node: next, end: at + 2 };
       if (next === "\n") return { node: h("br"), end: at + 2 };
       return /[!-/:-@[-`{-~]/.test(next) ? { node: next, end: at + 2 } : null;
     }
@@ -142,6 +145,8 @@ function mark(text: string, at: number, ends: Ends, depth: number): Found | null
     case "_":
     case "~":
       return emphasis(text, at, ends, depth);
+    case "$":
+      return text[at + 1] === "$" ? formula(text, at, ends, ["$$", "$$"]) : formula(text, at, ends, ["$", "$"]);
     case "!":
       return text[at + 1] === "[" ? link(text, at + 1, depth) : null;
     case "[":
@@ -171,6 +176,16 @@ function span(text: string, at: number, ends: Ends): Found {
   const inner = text.slice(at + length, end);
   const padded = inner.length > 2 && inner.startsWith(" ") && inner.endsWith(" ") && inner.trim() !== "";
   return { node: h("code", {}, padded ? inner.slice(1, -1) : inner), end: end + length };
+}
+
+/** A formula within a line: it stands as it was written, since its backslashes, stars and dashes are no marks. A single
+ * dollar sign is one where no sum of money could be meant. */
+function formula(text: string, at: number, ends: Ends, [begin, close]: [string, string]): Found | null {
+  const start = at + begin.length;
+  if (begin === "$" && /[\s$]/.test(text[start] ?? " ")) return null;
+  const isMoney = (place: number) => begin === "$" && (/\s/.test(text[place - 1] ?? " ") || /[\d$]/.test(text[place + 1] ?? ""));
+  const end = ends.find(close, start, (place) => place > start && !isMoney(place));
+  return end < 0 ? null : { node: h("span", { class: "math" }, text.slice(at, end + close.length)), end: end + close.length };
 }
 
 function emphasis(text: string, at: number, ends: Ends, depth: number): Found | null {

@@ -32,6 +32,29 @@ function waiting(run: Run): string {
   return `The server is busy. Asking again in ${left} s.`;
 }
 
+/** JSON with a line for each value. Numbers stay as they are written, which JSON.parse would round. */
+export function indented(text: string): string {
+  try {
+    JSON.parse(text);
+  } catch {
+    // Not complete yet: as it is.
+    return text;
+  }
+  const tokens: string[] = text.match(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g) ?? [];
+  let depth = 0;
+  const line = () => `\n${"  ".repeat(depth)}`;
+  return tokens.reduce((done, token, at) => {
+    const isEmpty = /^[{[]$/.test(tokens[at - 1] ?? "");
+    if (/^[}\]]$/.test(token)) {
+      depth -= 1;
+      return done + (isEmpty ? "" : line()) + token;
+    }
+    const before = isEmpty || tokens[at - 1] === "," ? line() : tokens[at - 1] === ":" ? " " : "";
+    if (/^[{[]$/.test(token)) depth += 1;
+    return done + before + token;
+  }, "");
+}
+
 class CallView {
   readonly root: HTMLDetailsElement;
   private readonly name = h("span");
@@ -43,13 +66,7 @@ class CallView {
 
   show(call: Call): void {
     setText(this.name, call.name);
-    let text = call.arguments;
-    try {
-      text = JSON.stringify(JSON.parse(text), null, 2);
-    } catch {
-      // Not complete yet: as it is.
-    }
-    setText(this.text, text);
+    setText(this.text, indented(call.arguments));
   }
 }
 

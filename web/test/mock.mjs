@@ -56,6 +56,12 @@ A *checkpoint* and a **ring** of what was written since; see [the notes](https:/
 ~~Nothing~~ A \\*star\\* and <b>no bold</b>.
 `;
 
+export const MATHS = String.raw`The root of \(x_{1,2} * \{a\}\) is $a_1 * b_1$ and costs $5 or $6, *that is* 1*2*3:
+\[
+  a &= b \\
+  - c & * d
+\]`;
+
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /** What to do for a question: pieces of deltas, the pause between them, and how it ends. */
@@ -64,6 +70,7 @@ function script(question, asked) {
   const rule = Object.entries({
     slow: () => ({ deltas: Array.from({ length: 400 }, (_, at) => ({ content: `word${at} ` })), every: 25 }),
     markdown: () => ({ deltas: words(MARKDOWN), every: 1 }),
+    maths: () => ({ deltas: words(MATHS), every: 1 }),
     hostile: () => ({ deltas: words(HOSTILE), every: 1 }),
     reason: () => ({
       deltas: [

@@ -103,6 +103,33 @@ onPage("a reload in the middle of an answer keeps what there was", async (page) 
   assert.deepEqual(await text(page, ".answer .status"), ["cut off when the page was left"]);
 });
 
+onPage("formulas stand as they were written", async (page) => {
+  await ask(page, "maths");
+  const formulas = [String.raw`\(x_{1,2} * \{a\}\)`, "$a_1 * b_1$", "\\[\n  a &= b \\\\\n  - c & * d\n\\]"];
+  assert.deepEqual(await text(page, ".answer .math"), formulas);
+  assert.deepEqual(await text(page, ".answer em"), ["that is", "2"]);
+});
+
+onPage("the text of a file that is dropped or pasted goes into the field", async (page) => {
+  const give = (kind, name, content, words = "") =>
+    page.evaluate(([kind, name, content, words]) => {
+      const data = new DataTransfer();
+      data.items.add(new File([new Uint8Array(content)], name));
+      if (words !== "") data.setData("text/plain", words);
+      const options = { bubbles: true, cancelable: true };
+      const event = kind === "drop" ? new DragEvent("drop", { ...options, dataTransfer: data }) : new ClipboardEvent("paste", { ...options, clipboardData: data });
+      return !document.querySelector(kind === "drop" ? "#messages" : "#input").dispatchEvent(event);
+    }, [kind, name, content, words]);
+  await page.fill("#input", "What is this? ");
+  assert.equal(await give("drop", "a.md", [..."```\nhé"].flatMap((letter) => [...Buffer.from(letter)])), true);
+  await page.waitForFunction(() => document.querySelector("#input").value.includes("hé"));
+  assert.equal(await page.inputValue("#input"), "What is this? a.md\n````\n```\nhé\n````\n");
+  assert.equal(await give("paste", "b.png", [0x89, 0x50, 0x4e, 0x47, 0xff, 0]), true);
+  await page.waitForFunction(() => !document.querySelector("#notice").hidden);
+  assert.match((await text(page, "#notice"))[0], /^b\.png: expected text/);
+  assert.equal(await give("paste", "cell.png", [0xff], "7"), false, "text beside a picture is pasted as ever");
+});
+
 onPage("regenerate asks the same again and drops what followed", async (page) => {
   await ask(page, "first");
   await ask(page, "second");

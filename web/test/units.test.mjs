@@ -71,6 +71,9 @@ test("blocks", async () => {
       paragraph("over"),
     ]],
     ["a | b\n---", [paragraph("a | b"), { kind: "rule" }]],
+    ["So:\n\\[\na &= b \\\\\n- c\n\\].\nand", [paragraph("So:"), { kind: "math", text: "\\[\na &= b \\\\\n- c\n\\]." }, paragraph("and")]],
+    ["$$x_1$$\n$$ is\n\nno end", [{ kind: "math", text: "$$x_1$$" }, paragraph("$$ is"), paragraph("no end")]],
+    ["$$x$$ and $$\n# y", [paragraph("$$x$$ and $$"), { kind: "heading", level: 1, text: "y" }]],
   ];
   for (const [text, wanted] of cases) assert.deepEqual(strip(blocks(text)), wanted, text);
 });
@@ -78,12 +81,13 @@ test("blocks", async () => {
 test("no text is lost or slow to read, whatever it is", async () => {
   const { blocks } = await load("blocks");
   const size = 60_000;
-  const texts = [" ", "\t ", ">", "- ", "  - ", "1. ", "|", "a|b\n-|-\n", "\n", "```", "# ", "#\u0020\u0020", "* ", "- a\n\n\n", "- a\n  ", "_ "];
+  const texts = [" ", "\t ", ">", "- ", "  - ", "1. ", "|", "a|b\n-|-\n", "\n", "```", "# ", "#\u0020\u0020", "* ", "- a\n\n\n", "- a\n  ", "_ ", "$$", "$$\n", "\\[\n", "a\n$$ "];
   for (const text of texts) {
     const began = performance.now();
     blocks(text.repeat(size / text.length));
     // Below what may be the head of a table, and ended by what is none.
     blocks(`|\n-${text.repeat(size / text.length)}x`);
+    blocks(`${text.repeat(size / text.length)}a\n\nb`);
     assert.ok(performance.now() - began < 4000, `${JSON.stringify(text)} took ${performance.now() - began} ms`);
   }
   for (let end = 0; end <= MARKDOWN.length; end += 1) {
@@ -91,6 +95,13 @@ test("no text is lost or slow to read, whatever it is", async () => {
     const sources = blocks(MARKDOWN.slice(0, end)).map(({ source }) => source).join("\n");
     assert.deepEqual(words(sources), words(MARKDOWN.slice(0, end)), `cut at ${end}`);
   }
+});
+
+test("arguments of a call are laid out and stay what they are", async () => {
+  const { indented } = await load("transcript");
+  const wanted = '{\n  "id": 12345678901234567890,\n  "x": 1.0,\n  "none": [],\n  "all": [\n    "a, {\\"b\\": 1}",\n    {\n      "c": null\n    }\n  ]\n}';
+  assert.equal(indented('{"id":12345678901234567890, "x": 1.0,"none":[ ],"all":["a, {\\"b\\": 1}",{"c":null}]}'), wanted);
+  for (const text of ["", '{"a": ', "no JSON", "{}", "[]", '"a"', "7"]) assert.equal(indented(text), text);
 });
 
 test("a request holds what was said and what was set", async () => {
