@@ -3,7 +3,7 @@
 //! random numbers as without drafts: so an answer does not depend on what was drafted. For a drafter that proposes one
 //! token at a place this is what rejection sampling comes to.
 
-use super::{Engine, Job};
+use super::{Engine, Failure, Job};
 use crate::{
     memory::SequenceId,
     scheduler::{Finish, PlannedSpan},
@@ -16,7 +16,7 @@ pub(super) enum Ending {
     Finish(Finish),
     /// A rule ended it after so many tokens that count.
     Rule(usize),
-    Fail(String),
+    Fail(Failure),
 }
 
 /// What came of a span.
@@ -87,7 +87,7 @@ impl Engine {
     }
 
     /// The next token of a sequence, and whether the answer is over with it.
-    fn sample(&mut self, id: SequenceId, row: usize) -> Result<Result<(u32, Option<Ending>), String>, DeviceError> {
+    fn sample(&mut self, id: SequenceId, row: usize) -> Result<Result<(u32, Option<Ending>), Failure>, DeviceError> {
         let job = self.jobs.get_mut(&id).expect("a running sequence has a job");
         let known = self.wanted.known(row, &mut self.runner)?;
         let (token, probabilities) = match job.choice.choose(known, job.timings.generated_tokens) {
@@ -110,7 +110,7 @@ impl Engine {
     pub(super) fn conclude(&mut self, id: SequenceId, ending: Ending) {
         match ending {
             Ending::Finish(finish) => self.finish(id, finish),
-            Ending::Fail(error) => self.fail(id, &error),
+            Ending::Fail(failure) => self.fail(id, failure),
             Ending::Rule(kept) => {
                 if let Some(timings) = self.jobs.get(&id).map(|job: &Job| job.timings) {
                     self.take_back(id, &timings, kept);

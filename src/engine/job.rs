@@ -2,11 +2,11 @@
 
 use super::{
     Allowed,
-    request::{Constraint, Event, EventSink, Probabilities, PromptOutput, Reported, StopRule, Timings},
+    request::{Constraint, Event, EventSink, Failure, Probabilities, PromptOutput, Reported, StopRule, Timings},
 };
 use crate::{
     policy::EvictionPolicy,
-    sampling::{Distribution, Row, Sampler},
+    sampling::{Distribution, Row, Sampler, SamplingError},
     scheduler::Finish,
     speculation::DraftOptions,
 };
@@ -60,6 +60,14 @@ impl Model {
     }
 }
 
+/// Why no token was chosen: where the model had some to choose from, the request has left none of them.
+fn not_chosen(error: &SamplingError, had_some: bool) -> Failure {
+    if had_some && matches!(error, SamplingError::NoCandidate { nan: 0, .. }) {
+        return Failure::NoToken("no token may come that logit_bias and stop tokens do not exclude".into());
+    }
+    Failure::Other(error.to_string())
+}
+
 /// How the tokens of an answer are chosen.
 #[derive(Debug)]
 pub(super) struct Choice {
@@ -80,7 +88,7 @@ impl Choice {
         &mut self,
         known: Known<'_>,
         generated: usize,
-    ) -> Result<(u32, Option<Box<Probabilities>>), String> {
+    ) -> Result<(u32, Option<Box<Probabilities>>), Failure> {
         // What the model thinks, before anything is made of it.
         let model = self.reports_model().is_some().then(|| match &known {
             Known::Whole(logits) => Model::Whole(logits.to_vec()),
@@ -90,17 +98,18 @@ impl Choice {
             Known::Whole(logits) => Row::Whole(logits),
             Known::Found(found) => Row::Found(&mut found.tokens),
         };
+        let had_some = !row.is_empty();
         if generated < self.min_tokens {
             row.forbid(&self.stop_tokens);
         }
         if let Some(constraint) = &mut self.constraint {
-            constraint.allowed()?.apply(&mut row)?;
+            constraint.allowed().and_then(|allowed| allowed.apply(&mut row)).map_err(Failure::NoToken)?;
         }
         let token = match row {
             Row::Whole(logits) => self.sampler.sample(logits),
             Row::Found(found) => self.sampler.sample_found(found),
         };
-        let token = token.map_err(|error| error.to_string())?;
+        let token = token.map_err(|error| not_chosen(&error, had_some))?;
         self.sampler.accept(token);
         let probabilities = self.top_tokens.map(|count| match model {
             Some(model) => {

@@ -277,7 +277,7 @@ impl Engine {
         let work = self.abandon_layerwise_prefill(id);
         self.apply(&work.into_iter().collect::<Vec<_>>())?;
         if !self.scheduler.pause(id) {
-            self.fail(id, &super::out_of_memory(full));
+            self.fail(id, super::out_of_memory(full).into());
         }
         Ok(())
     }

@@ -439,7 +439,7 @@ impl Engine {
             if self.jobs.get(&id).is_some_and(|job| job.timings.generated_tokens > 0) {
                 self.finish(id, Finish::Length);
             } else {
-                self.fail(id, &out_of_memory(full));
+                self.fail(id, out_of_memory(full).into());
             }
         }
         self.steps.preemptions += plan.paused as u64;
@@ -519,9 +519,9 @@ impl Engine {
         }
     }
 
-    fn fail(&mut self, id: SequenceId, what: &str) {
+    fn fail(&mut self, id: SequenceId, failure: Failure) {
         if let Some(mut job) = self.end(id) {
-            job.tell(Event::Failed(what.into()));
+            job.tell(Event::Failed(failure));
         }
     }
 
@@ -530,7 +530,7 @@ impl Engine {
         self.note_fault(Some(error));
         let ids: Vec<_> = self.jobs.keys().copied().collect();
         for id in ids {
-            self.fail(id, &error.to_string());
+            self.fail(id, error.to_string().into());
         }
         self.memory.forget();
         let ids: Vec<_> = self.conversations.values().copied().flatten().collect();

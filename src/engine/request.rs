@@ -147,6 +147,9 @@ pub enum Failure {
         /// As many as there is room for.
         context: usize,
     },
+    /// The request lets no token come next.
+    #[error("{0}")]
+    NoToken(String),
     /// Anything that nobody needs to tell apart.
     #[error("{0}")]
     Other(String),

@@ -460,7 +460,7 @@ fn with_advice(failure: &Failure) -> String {
                  room for more"
             )
         }
-        Failure::Other(what) => what.clone(),
+        Failure::NoToken(what) | Failure::Other(what) => what.clone(),
     }
 }
 

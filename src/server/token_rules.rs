@@ -35,11 +35,6 @@ impl TokenRules {
         if allowed.as_ref().is_some_and(Vec::is_empty) {
             return Err(ApiError::field(&fields.name("allowed_token_ids"), "[], expected at least one token"));
         }
-        let mask = |ids: Vec<u32>| {
-            let mut mask = vec![0; vocab.div_ceil(BITS)];
-            ids.into_iter().for_each(|id| mask[id as usize / BITS] |= 1 << (id as usize % BITS));
-            mask.into()
-        };
         let stop = ids(fields, "stop_token_ids", vocab)?.unwrap_or_default();
         few(fields, "stop_token_ids", stop.len())?;
         Ok(Self {
@@ -47,7 +42,7 @@ impl TokenRules {
             shows_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
             shows_control: !fields.flag("skip_special_tokens")?.unwrap_or(true),
             barred: barred(fields, served)?,
-            allowed: allowed.map(mask),
+            allowed: allowed.map(|ids| mask(ids.into_iter(), vocab).into()),
         })
     }
 
@@ -62,6 +57,17 @@ impl TokenRules {
     /// The token of these that ended an answer, if one did.
     pub fn ended(&self, tokens: &[u32]) -> Option<u32> {
         tokens.last().copied().filter(|last| self.stop.contains(last))
+    }
+
+    /// Whether some token may come first that is none of `ends` and has a bias that does not exclude it.
+    pub fn leave_some(&self, vocab: usize, bias: &[(u32, f32)], ends: &[u32]) -> bool {
+        let all = || mask(0..vocab as u32, vocab);
+        let mut mask = self.allowed.as_ref().map_or_else(all, |allowed| allowed.to_vec());
+        let excluded = bias.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY).map(|(token, _)| *token);
+        let barred = self.barred.iter().filter_map(|tokens| tokens.first().filter(|_| tokens.len() == 1).copied());
+        let none: Vec<u32> = excluded.chain(barred).chain(ends.iter().copied()).collect();
+        remove(&mut mask, &none);
+        mask.iter().any(|word| *word != 0)
     }
 
     /// A constraint that lets no more come than these rules, if there are any.
@@ -121,6 +127,13 @@ struct Narrowed {
     barred: Vec<u32>,
     mask: Vec<u32>,
     list: Vec<u32>,
+}
+
+/// A mask of these tokens of a vocabulary.
+fn mask(tokens: impl Iterator<Item = u32>, vocab: usize) -> Vec<u32> {
+    let mut mask = vec![0; vocab.div_ceil(BITS)];
+    tokens.for_each(|token| mask[token as usize / BITS] |= 1 << (token as usize % BITS));
+    mask
 }
 
 fn remove(mask: &mut [u32], tokens: &[u32]) {

@@ -315,6 +315,42 @@ fn a_schema_that_is_too_large_is_refused() {
     assert_eq!(reply.status, 400, "{}", reply.text());
 }
 
+/// Settings that leave no token are the request's fault, too: before anything is said, where that can be known.
+#[test]
+fn settings_that_leave_no_token_are_refused() {
+    let host = Host::shared();
+    let vocab = host.get("/v1/models").ok()["data"][0]["meta"]["n_vocab"].as_u64().unwrap();
+    let none: Vec<Value> = (0..vocab).map(|id| json!([id, false])).collect();
+    let but_one: Vec<Value> = none.iter().filter(|pair| pair[0] != 40).cloned().collect();
+    let bars_40 = json!({"logit_bias": [[40, false]]});
+    let with = |fields: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    let mut first = vec![json!({"logit_bias": none})];
+    first.push(json!({"allowed_token_ids": [40], "logit_bias": bars_40["logit_bias"]}));
+    first.push(json!({"allowed_token_ids": [40], "stop_token_ids": [40], "min_tokens": 1}));
+    for stream in [false, true] {
+        for fields in &first {
+            let mut body = with(fields.clone());
+            body["stream"] = json!(stream);
+            let reply = host.post("/v1/chat/completions", &body);
+            assert!(reply.status == 400 && reply.text().contains("leave no token to begin with"), "{}", reply.text());
+        }
+    }
+    // Nobody chooses a token.
+    let body = json!({"prompt": "Hi", "max_tokens": 0, "logit_bias": first[0]["logit_bias"]});
+    assert_eq!(host.post("/v1/completions", &body).status, 200);
+    // The only one is barred where it would come again; and a grammar wants another one than the only one.
+    let again = json!({"logit_bias": but_one, "stop_token_ids": [40], "min_tokens": 1});
+    let barred = json!({"logit_bias": but_one, "regex": "zzz"});
+    for fields in [again, barred] {
+        let reply = host.post("/v1/chat/completions", &with(fields));
+        assert!(reply.status == 400 && reply.text().contains("expected"), "{}", reply.text());
+    }
+}
+
 /// What says something to readers only does not keep a schema from being used.
 #[test]
 fn remarks_in_a_schema_are_ignored() {

@@ -3,7 +3,7 @@
 use super::{End, EndOfAnswer, GenerateRequest, Piece, TokenPiece};
 use crate::{
     chat::{AnswerText, Ends, Replied, generated, sampler},
-    engine::{Allowed, Cancel, Constraint, Event, Failure, Probabilities, Request, Timings},
+    engine::{Cancel, Constraint, Event, Failure, Probabilities, Request, Timings},
     grammar::{AnswerConstraint, Stage},
     memory::Scope,
     scheduler::Finish,
@@ -17,48 +17,48 @@ use crate::{
     text::{AnswerReader, Control, Part},
 };
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, watch};
-
-/// The constraint of a request. If it cannot say what may come next, what was asked for is at fault, not the server.
-#[derive(Debug)]
-struct ReportingConstraint {
-    constraint: Box<dyn Constraint>,
-    constraint_failed: Arc<AtomicBool>,
-}
-
-impl Constraint for ReportingConstraint {
-    fn allowed(&mut self) -> Result<Allowed<'_>, String> {
-        let allowed = self.constraint.allowed();
-        self.constraint_failed.fetch_or(allowed.is_err(), Ordering::Relaxed);
-        allowed
-    }
-
-    fn accept(&mut self, token: u32) -> bool {
-        self.constraint.accept(token)
-    }
-}
 
 /// The constraint of these stages and rules, if there are any.
 fn constraint(
     served: &Served,
     (stages, rules): (Vec<Stage>, &TokenRules),
     stop_tokens: &[u32],
-    constraint_failed: &Arc<AtomicBool>,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
     let mut staged: Option<Box<dyn Constraint>> = None;
     if !stages.is_empty() {
         staged = Some(Box::new(AnswerConstraint::new(served.vocabulary()?, stages, stop_tokens)));
     }
-    let constraint = rules.narrow(staged);
-    let constraint_failed = constraint_failed.clone();
-    Ok(constraint
-        .map(|constraint| -> Box<dyn Constraint> { Box::new(ReportingConstraint { constraint, constraint_failed }) }))
+    Ok(rules.narrow(staged))
+}
+
+/// Refuses an ask that lets no token come first, before anything is said.
+fn check_first(served: &Served, ask: &GenerateRequest, stop_tokens: &[u32]) -> Result<(), ApiError> {
+    // What a grammar lets come first is not known here.
+    if ask.max_tokens == Some(0) || !ask.stages.is_empty() {
+        return Ok(());
+    }
+    let ends = if ask.min_tokens > 0 { stop_tokens } else { &[] };
+    if ask.rules.leave_some(served.facts.vocab, &ask.params.logit_bias, ends) {
+        return Ok(());
+    }
+    let what =
+        "logit_bias, allowed_token_ids, bad_words and min_tokens leave no token to begin with, expected at least one";
+    Err(ApiError::bad(what))
+}
+
+/// Whose fault it is that the engine could not go on.
+fn fault(failure: Failure) -> ApiError {
+    match failure {
+        Failure::TooLong { tokens, context } => ApiError::too_long(tokens, context),
+        Failure::NoToken(what) => {
+            ApiError::bad(format!("{what}, expected a schema, grammar and settings that can be followed to their end"))
+        }
+        Failure::Other(what) => ApiError::internal(what),
+    }
 }
 
 /// What ends the text of an answer that these tokens end, and what is shown of it.
@@ -100,8 +100,6 @@ pub(super) struct Answering {
     index: usize,
     events: mpsc::UnboundedReceiver<Event>,
     cancel: Cancel,
-    /// Whether the constraint could not be followed.
-    constraint_failed: Arc<AtomicBool>,
     text: AnswerText,
     reader: Option<AnswerReader>,
     /// The prompt, and its text if the next turn will repeat it.
@@ -144,11 +142,12 @@ impl Answering {
             EndOfAnswer::Never => Vec::new(),
         };
         let sampler = block_in_place(|| sampler(&ask.params, &served.tokenizer)).map_err(ApiError::bad)?;
-        let constraint_failed = Arc::new(AtomicBool::new(false));
-        let stages = std::mem::take(&mut ask.stages);
-        let constraint = constraint(served, (stages, &ask.rules), &stop_tokens, &constraint_failed)?;
-        // Where a grammar may end it ends as the model does.
+        let model_ends = stop_tokens.clone();
         stop_tokens.extend_from_slice(&ask.rules.stop);
+        check_first(served, &ask, &stop_tokens)?;
+        // Where a grammar may end it ends as the model does.
+        let stages = std::mem::take(&mut ask.stages);
+        let constraint = constraint(served, (stages, &ask.rules), &model_ends)?;
         let (slot_request, scope) = (ask.slot_request.clone(), ask.slot_request.scope);
         let slot = slot(server, served, slot_request, (ask.prompt.as_slice().into(), patience)).await?;
         let queued = began.elapsed();
@@ -183,7 +182,6 @@ impl Answering {
             index,
             events,
             cancel,
-            constraint_failed,
             text,
             reader: ask.reader,
             prompt: (ask.text, ask.prompt),
@@ -254,8 +252,7 @@ impl Answering {
                 }
                 Some(Event::Done(finish, timings)) => return self.done(finish, timings, late),
                 Some(Event::Failed(failure)) => {
-                    let error = self.fault(failure);
-                    return self.failed(error);
+                    return self.failed(fault(failure));
                 }
                 None => return self.failed(ApiError::internal("the engine has stopped")),
             };
@@ -368,17 +365,6 @@ impl Answering {
             let covered = if self.stopped.is_some() { self.text.before_stop().0 } else { self.written.len() };
             let reply = Replied { text: &self.written[..covered], tokens: answer };
             self.served.remember(self.scope, (text, prompt), &reply);
-        }
-    }
-
-    /// Whose fault it is that the engine could not go on.
-    fn fault(&self, failure: Failure) -> ApiError {
-        match failure {
-            Failure::TooLong { tokens, context } => ApiError::too_long(tokens, context),
-            Failure::Other(what) if self.constraint_failed.load(Ordering::Relaxed) => {
-                ApiError::bad(format!("{what}, expected a schema or grammar that can be followed to its end"))
-            }
-            Failure::Other(what) => ApiError::internal(what),
         }
     }
 
