@@ -45,7 +45,8 @@ pub async fn chat_completions(
     }
     let count = options::answers(&fields)?;
     let with_usage = options::with_usage(&fields)?;
-    let head = Head { extras, prompt: ask.prompt.clone(), ..Head::new("chat.completion", &served) };
+    let prompt = if extras.token_ids { ask.prompt.clone() } else { Vec::new() };
+    let head = Head { extras, prompt, ..Head::new("chat.completion", &served) };
     let mut asks = options::several(ask, count);
     // They have one prompt.
     asks.iter_mut().skip(1).for_each(|ask| ask.score = None);
