@@ -165,6 +165,23 @@ fn a_text_that_is_too_long_is_cut_before_it_is_embedded() {
     assert_eq!(embed("A hen.", json!(null)), embed("A hen.", json!(false)));
 }
 
+/// As many as clients send at once by themselves; and of each the beginning, if they say so.
+#[test]
+fn many_texts_are_embedded_and_cut_as_asked() {
+    let host = Host::shared();
+    let embed = |body: Value| host.post("/v1/embeddings", &body).ok();
+    let reply = embed(json!({"input": vec!["hen"; 200]}));
+    assert_eq!(reply["data"].as_array().unwrap().len(), 200);
+    let ids: Vec<u64> = (300..340).collect();
+    let (long, first) = (json!({"input": [ids], "truncate_prompt_tokens": 9}), json!({"input": [&ids[..9]]}));
+    let (long, first) = (embed(long), embed(first));
+    assert_eq!((&long["data"], &long["usage"]["prompt_tokens"]), (&first["data"], &json!(9)));
+    let reply = embed(json!({"input": "fox ".repeat(3000), "truncate_prompt_tokens": -1}));
+    assert_eq!(reply["usage"]["prompt_tokens"], 1023);
+    let body = json!({"input": "fox", "truncate_prompt_tokens": 0});
+    assert_eq!(host.post("/v1/embeddings", &body).json()["error"]["param"], "truncate_prompt_tokens");
+}
+
 /// There is no vector of a text that was read in part.
 #[test]
 fn a_text_that_is_not_read_in_time_is_not_embedded() {

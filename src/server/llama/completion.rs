@@ -8,7 +8,10 @@ use crate::{
         ApiError, Body, Caller, Fields, Server,
         fields::wrong,
         generate::{self, End, EndOfAnswer, GenerateRequest, Piece, TokenPiece},
-        openai::{completions::prompts, timings},
+        openai::{
+            completions::{MOST_PROMPTS, prompts},
+            timings,
+        },
         options,
         served::Served,
         slots::Arrival,
@@ -117,7 +120,7 @@ fn all(fields: &Fields<'_>, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> 
     let is_mixed = |list: &[Value]| list.iter().any(Value::is_number) && list.iter().any(Value::is_string);
     match given.as_array().filter(|list| is_mixed(list)) {
         Some(list) => Ok(vec![mixed(list, served)?]),
-        None => prompts(given, served, Bos::Add),
+        None => prompts((given, MOST_PROMPTS), served, Bos::Add),
     }
 }
 

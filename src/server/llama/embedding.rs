@@ -1,9 +1,6 @@
 //! `/embedding`: the hidden states of texts in llama.cpp's own form; and `/rerank`, which needs a model of another kind.
 
-use crate::server::{
-    ApiError, Body, Caller, Fields, Server,
-    openai::embeddings::{TooLong, embed},
-};
+use crate::server::{ApiError, Body, Caller, Fields, Server, openai::embeddings::embed};
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -32,7 +29,7 @@ pub async fn own_form(server: &Arc<Server>, fields: &Fields<'_>, caller: Caller)
         Some(what) => ApiError { status: error.status, ..ApiError::field(name, what) },
         None => error,
     };
-    let embedded = embed(server, &served, (fields, caller), (given, TooLong::Refuse)).await;
+    let embedded = embed(server, &served, (fields, caller), (given, None)).await;
     let (vectors, _) = embedded.map_err(of_content)?;
     let one = |(index, vector): (usize, Vec<f32>)| json!({"index": index, "embedding": [normalised(&vector, norm)]});
     Ok(Json(vectors.into_iter().enumerate().map(one).collect()))

@@ -3,7 +3,10 @@
 use super::keep::{self, keep};
 use crate::server::{
     ApiError, Body, Caller, Fields, Server,
-    openai::embeddings::{TooLong, embed as states, unit},
+    openai::{
+        embeddings::{embed as states, unit},
+        extras::Room,
+    },
 };
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
@@ -31,12 +34,9 @@ pub async fn embed(
     let (load, name) = (began.elapsed(), served.name.clone());
     let width = served.facts.width;
     let dimensions = fields.count(&["dimensions"], (1, width))?.unwrap_or(width);
-    let too_long = match fields.flag("truncate")? {
-        Some(true) | None => TooLong::Cut,
-        Some(false) => TooLong::Refuse,
-    };
+    let room = fields.flag("truncate")?.unwrap_or(true).then_some(Room::Fitting);
     let (vectors, tokens) = match input {
-        Some(input) => states(&server, &served, (&fields, caller), (input, too_long)).await?,
+        Some(input) => states(&server, &served, (&fields, caller), (input, room)).await?,
         None => (Vec::new(), 0),
     };
     let vectors: Vec<Vec<f32>> = vectors.iter().map(|vector| unit(&vector[..dimensions.min(vector.len())])).collect();
@@ -76,7 +76,7 @@ pub async fn embeddings(
     };
     let served = super::model(&server, &fields).await?;
     let name = served.name.clone();
-    let (vectors, _) = states(&server, &served, (&fields, caller), (&prompt, TooLong::Refuse)).await?;
+    let (vectors, _) = states(&server, &served, (&fields, caller), (&prompt, None)).await?;
     drop(served);
     keep::end(&server, &name, keep).await;
     Ok(Json(json!({"embedding": vectors.first().map(|vector| unit(vector))})))

@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// Tokens of an answer where the request says nothing, as OpenAI has it.
 const DEFAULT_TOKENS: usize = 16;
 /// Most prompts of a request.
-const MOST_PROMPTS: usize = 128;
+pub const MOST_PROMPTS: usize = 128;
 
 /// Goes on with prompts.
 pub async fn completions(
@@ -101,9 +101,9 @@ enum Echo {
     Nothing,
 }
 
-/// The prompts of a request: a text, tokens, or a list of either.
+/// The prompts of a request: a text, tokens, or a list of at most `most` of either.
 #[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of JSON are refused")]
-pub fn prompts(value: &Value, served: &Served, bos: Bos) -> Result<Vec<Vec<u32>>, ApiError> {
+pub fn prompts((value, most): (&Value, usize), served: &Served, bos: Bos) -> Result<Vec<Vec<u32>>, ApiError> {
     let refuse = |found: &Value| wrong("prompt", found, "a text, a list of tokens, or a list of these");
     let tokens = |list: &[Value]| -> Option<Vec<u32>> {
         list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
@@ -115,8 +115,8 @@ pub fn prompts(value: &Value, served: &Served, bos: Bos) -> Result<Vec<Vec<u32>>
     };
     match value.as_array().filter(|list| list.first().is_some_and(|first| !first.is_number())) {
         Some(list) => {
-            if list.len() > MOST_PROMPTS {
-                let what = format!("{} prompts, expected 1 to {MOST_PROMPTS}", list.len());
+            if list.len() > most {
+                let what = format!("{} of them, expected 1 to {most}", list.len());
                 return Err(ApiError::field("prompt", what));
             }
             list.iter().map(one).collect()
@@ -139,7 +139,7 @@ impl Wanted {
     fn of(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<Self, ApiError> {
         let given = fields.need("prompt", "a text or a list of tokens")?;
         let bos = if fields.flag("add_special_tokens")?.unwrap_or(true) { Bos::Add } else { Bos::Omit };
-        let mut all = prompts(given, served, bos)?;
+        let mut all = prompts((given, MOST_PROMPTS), served, bos)?;
         if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
             all = all.iter().map(|before| fill_in(served, before, suffix)).collect::<Result<_, _>>()?;
         }

@@ -7,7 +7,7 @@ use crate::{
         fields::wrong,
         generate::{self, GenerateRequest},
         llama::embedding::own_form,
-        openai::completions::prompts,
+        openai::{completions::prompts, extras::Room},
         options,
         served::Served,
         slots::Arrival,
@@ -42,7 +42,7 @@ pub async fn embeddings(
     let width = served.facts.width;
     let dimensions = fields.count(&["dimensions"], (1, width))?.unwrap_or(width);
     let given = fields.need("input", "a text or a list of texts")?;
-    let (vectors, tokens) = embed(&server, &served, (&fields, caller), (given, TooLong::Refuse)).await?;
+    let (vectors, tokens) = embed(&server, &served, (&fields, caller), (given, Room::of(&fields)?)).await?;
     let object = |(index, vector): (usize, Vec<f32>)| {
         let shown = match format {
             Format::Numbers => json!(vector),
@@ -62,30 +62,26 @@ enum Format {
     Base64,
 }
 
-/// What becomes of a text that is longer than the context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TooLong {
-    /// It is refused.
-    Refuse,
-    /// Its end is cut off.
-    Cut,
-}
-
-/// The pooled hidden states of texts, and how many tokens these are.
+/// The pooled hidden states of texts, and how many tokens these are. Where there is not `room` for all of a text its end is
+/// cut off.
 pub async fn embed(
     server: &Arc<Server>,
     served: &Arc<Served>,
     (fields, caller): (&Fields<'_>, Caller),
-    (input, too_long): (&Value, TooLong),
+    (input, room): (&Value, Option<Room>),
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let pooling = match fields.text("pooling")? {
         None | Some("last") => Pooling::Last,
         Some("mean") => Pooling::Mean,
         Some(other) => return Err(ApiError::field("pooling", format!("{other}, expected last or mean"))),
     };
-    let mut all = prompts(input, served, Bos::Add).map_err(of_input)?;
-    if too_long == TooLong::Cut {
-        all.iter_mut().for_each(|prompt| cut(prompt, served));
+    let mut all = prompts((input, MOST_TEXTS), served, Bos::Add).map_err(of_input)?;
+    let most = room.map(|room| match room {
+        Room::Tokens(count) => count,
+        Room::Fitting => served.facts.context.saturating_sub(1),
+    });
+    if let Some(most) = most {
+        all.iter_mut().for_each(|prompt| cut(prompt, most, served));
     }
     if all.is_empty() || all.len() > MOST_TEXTS || all.iter().any(Vec::is_empty) {
         return Err(ApiError::field("input", format!("expected 1 to {MOST_TEXTS} texts, none of them empty")));
@@ -105,9 +101,8 @@ pub async fn embed(
     Ok((generate::at_once(served, asked).await.map_err(of_input)?, tokens))
 }
 
-/// Cuts a prompt to what the context has room for: its first tokens, and the token that ends a text if it had one.
-fn cut(prompt: &mut Vec<u32>, served: &Served) {
-    let most = served.facts.context.saturating_sub(1);
+/// Cuts a prompt to so many tokens: its first ones, and the token that ends a text if it had one.
+fn cut(prompt: &mut Vec<u32>, most: usize, served: &Served) {
     if prompt.len() <= most {
         return;
     }

@@ -6,7 +6,6 @@ use crate::{
     sampling::TokenProbability,
     server::{
         ApiError, Fields,
-        fields::MOST_TOKENS,
         generate::{End, TokenPiece},
         options,
         served::Served,
@@ -23,13 +22,13 @@ pub struct Extras {
     pub named_by_id: bool,
     /// Whether the ids of the prompt and the answer are told.
     pub token_ids: bool,
-    /// How many of the last tokens of the prompt are read.
-    last: Option<Last>,
+    /// How much of the prompt is read: its last tokens.
+    room: Option<Room>,
 }
 
 /// How much of a prompt is read.
 #[derive(Debug, Clone, Copy)]
-enum Last {
+pub enum Room {
     /// So many tokens.
     Tokens(usize),
     /// As many as there is room for.
@@ -43,6 +42,17 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("echo", "true, expected false: /v1/completions can"),
 ];
 
+impl Room {
+    /// `truncate_prompt_tokens`; none: all of it.
+    pub fn of(fields: &Fields<'_>) -> Result<Option<Self>, ApiError> {
+        match fields.whole(&["truncate_prompt_tokens"])? {
+            None => Ok(None),
+            Some(-1) => Ok(Some(Self::Fitting)),
+            Some(_) => Ok(fields.tokens("truncate_prompt_tokens", 1)?.map(Self::Tokens)),
+        }
+    }
+}
+
 impl Extras {
     /// What a request says.
     pub fn of(fields: &Fields<'_>) -> Result<Self, ApiError> {
@@ -52,16 +62,11 @@ impl Extras {
             let what = "asked for with stream, expected a reply that is not streamed";
             return Err(ApiError::field("prompt_logprobs", what));
         }
-        let last = match fields.whole(&["truncate_prompt_tokens"])? {
-            None => None,
-            Some(-1) => Some(Last::Fitting),
-            Some(_) => fields.tokens("truncate_prompt_tokens", 1)?.map(|count| Last::Tokens(count.min(MOST_TOKENS))),
-        };
         Ok(Self {
             prompt_logprobs,
             named_by_id: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
             token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
-            last,
+            room: Room::of(fields)?,
         })
     }
 
@@ -77,10 +82,10 @@ impl Extras {
 
     /// Leaves the last tokens of a prompt, if no more are wanted; true if it had more.
     pub fn cut(&self, served: &Served, answer: Option<usize>, prompt: &mut Vec<u32>) -> bool {
-        let most = match self.last {
+        let most = match self.room {
             None => return false,
-            Some(Last::Tokens(count)) => count,
-            Some(Last::Fitting) => served.facts.context.saturating_sub(answer.unwrap_or(1).max(1)).max(1),
+            Some(Room::Tokens(count)) => count,
+            Some(Room::Fitting) => served.facts.context.saturating_sub(answer.unwrap_or(1).max(1)).max(1),
         };
         let rest = prompt.len().saturating_sub(most);
         prompt.drain(..rest);
