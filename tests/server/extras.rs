@@ -232,6 +232,21 @@ fn what_is_asked_for_in_vain_is_named() {
     assert!(reply.status == 400 && reply.text().contains("allowed_token_ids"), "{}", reply.text());
 }
 
+/// A prompt and a conversation have as many tokens as they are read as.
+#[test]
+fn what_is_counted_is_what_is_read() {
+    let host = Host::shared();
+    let count = |body: &Value| host.post("/tokenize", body).ok()["count"].clone();
+    let body = json!({"prompt": "The hen saw a fox", "max_tokens": 1});
+    assert_eq!(count(&body), host.post("/v1/completions", &body).ok()["usage"]["prompt_tokens"]);
+    let bare = json!({"prompt": "The hen saw a fox", "add_special_tokens": false});
+    assert_eq!(count(&bare), count(&json!({"content": "The hen saw a fox"})));
+    let tool = json!({"type": "function", "function": {"name": "count_hens", "parameters": {"type": "object"}}});
+    let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many hens?"}]);
+    let body = json!({"messages": messages, "tools": [tool], "max_tokens": 1});
+    assert_eq!(count(&body), host.post("/v1/chat/completions", &body).ok()["usage"]["prompt_tokens"]);
+}
+
 /// A conversation that is too long loses its first turns, where the request says so, and never its instructions.
 #[test]
 fn a_conversation_may_lose_its_beginning() {

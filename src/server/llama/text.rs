@@ -11,17 +11,22 @@ use axum::{Json, extract::State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `/tokenize`: text to tokens.
+/// `/tokenize`: text to tokens; or, in vLLM's form, what a prompt or a conversation is read as.
 pub async fn tokenize(State(server): State<Arc<Server>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let text = match (fields.text("content")?, fields.text("prompt")?) {
-        (Some(text), _) | (None, Some(text)) => text,
-        (None, None) => return Err(ApiError::field("content", "missing, expected a text")),
-    };
-    let bos = if fields.flag("add_special")?.unwrap_or(false) { Bos::Add } else { Bos::Omit };
     let special = if fields.flag("parse_special")?.unwrap_or(true) { Special::Parse } else { Special::Literal };
-    let ids = served.tokens(text, special, bos);
+    let wanted = fields.flag("add_special")?.or(fields.flag("add_special_tokens")?);
+    let bos = |unless_said: bool| if wanted.unwrap_or(unless_said) { Bos::Add } else { Bos::Omit };
+    let ids = match (fields.text("content")?, fields.text("prompt")?, fields.list("messages")?) {
+        (Some(text), ..) => served.tokens(text, special, bos(false)),
+        (None, Some(text), _) => served.tokens(text, special, bos(true)),
+        (None, None, Some(_)) => {
+            let text = prompt(&served, &turn(&fields, &server.settings)?)?;
+            served.tokens(&text, Special::Parse, Bos::Add)
+        }
+        (None, None, None) => return Err(ApiError::field("content", "missing, expected a text")),
+    };
     let pieces = fields.flag("with_pieces")?.unwrap_or(false);
     let one = |id: &u32| {
         let bytes = served.tokenizer.piece(*id, Control::Show).unwrap_or_default();
