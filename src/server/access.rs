@@ -77,6 +77,18 @@ impl Access {
     }
 }
 
+/// What makes a scope from another one and a salt.
+const SALTED: &str = "kvas 2026 scope of a cache_salt";
+
+/// The scope of requests that have a salt: what was read for one of them is begun with by those of the same scope that have
+/// the same salt, and by no others.
+pub fn salted(scope: u64, salt: &str) -> u64 {
+    let of = [&scope.to_le_bytes(), salt.as_bytes()].concat();
+    let hash = blake3::derive_key(SALTED, &of);
+    // No API key has a number as large.
+    hash[..8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) | 1 << 63
+}
+
 /// Who can reach the server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Reach {

@@ -2,6 +2,7 @@
 
 use super::{
     ApiError, Fields,
+    access::salted,
     fields::{MOST_TOKENS, wrong},
     generate::{EndOfAnswer, GenerateRequest},
     served::Served,
@@ -202,6 +203,11 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<GenerateR
     for name in ["session_id", "prompt_cache_key", "user"] {
         session = session.or(fields.text(name)?);
     }
+    let scope = match fields.text("cache_salt")? {
+        None => scope,
+        Some("") => return Err(ApiError::field(&fields.name("cache_salt"), "\"\", expected a text that is not empty")),
+        Some(salt) => salted(scope, salt),
+    };
     let speculation = speculation(fields, served)?;
     let patience = fields.count(&["timeout_ms"], (1, 1 << 40))?.map(|ms| Duration::from_millis(ms as u64));
     Ok(GenerateRequest {

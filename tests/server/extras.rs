@@ -217,6 +217,8 @@ fn what_is_asked_for_in_vain_is_named() {
         ("truncate_prompt_tokens", json!(0)),
         ("add_special_tokens", json!(true)),
         ("echo", json!(true)),
+        ("cache_salt", json!("")),
+        ("cache_salt", json!(7)),
         ("chat_template", json!("{{ messages }}")),
     ] {
         let mut body = json!({"messages": messages, "max_tokens": 1});
@@ -245,6 +247,26 @@ fn what_is_counted_is_what_is_read() {
     let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many hens?"}]);
     let body = json!({"messages": messages, "tools": [tool], "max_tokens": 1});
     assert_eq!(count(&body), host.post("/v1/chat/completions", &body).ok()["usage"]["prompt_tokens"]);
+}
+
+/// What was read with a salt is begun with by who knows the salt, and by nobody else.
+#[test]
+fn a_salt_keeps_prefixes_apart() {
+    let host = Host::shared();
+    let messages = json!([{"role": "user", "content": "Which salt is in the soup that the hen of the miller cooks?"}]);
+    let cached = |path: &str, salt: Value| {
+        let body = json!({"messages": messages, "max_tokens": 2, "cache_salt": salt});
+        let usage = host.post(path, &body).ok()["usage"].clone();
+        let pointers = ["/prompt_tokens_details/cached_tokens", "/cache_read_input_tokens"];
+        pointers.iter().find_map(|pointer| usage.pointer(pointer)).and_then(Value::as_u64).unwrap()
+    };
+    let chat = "/v1/chat/completions";
+    let all: Vec<u64> = ["one", "two", "one"].into_iter().map(|salt| cached(chat, json!(salt))).collect();
+    assert!(all[0] == 0 && all[1] == 0 && all[2] > 10, "{all:?}");
+    assert_eq!(cached(chat, json!(null)), 0, "who has no salt knows nothing of it");
+    assert!(cached(chat, json!(null)) > 10);
+    assert_eq!(cached("/v1/messages", json!("three")), 0);
+    assert!(cached("/v1/messages", json!("one")) > 10, "it holds in every form");
 }
 
 /// A conversation that is too long loses its first turns, where the request says so, and never its instructions.

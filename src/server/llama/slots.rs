@@ -99,7 +99,7 @@ fn file(server: &Server, caller: Caller, fields: &Fields<'_>) -> Result<(String,
 fn own((served, id): (&Served, usize), caller: Caller) -> Result<SlotView, ApiError> {
     let slot = served.slot(id)?;
     if slot.scope != caller.scope && !slot.tokens.is_empty() {
-        return Err(ApiError::not_found(format!("slot {id} holds nothing of this API key")));
+        return Err(ApiError::not_found(format!("slot {id} holds what another API key, or a cache_salt, keeps apart")));
     }
     Ok(slot)
 }
