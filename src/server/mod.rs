@@ -26,6 +26,7 @@ pub mod stream;
 #[cfg(test)]
 mod testing;
 pub mod token_rules;
+pub mod unread;
 pub mod whole;
 
 pub use access::{Access, Keys, Reach, Sharing};

@@ -1,6 +1,6 @@
 //! Which handler answers which path.
 
-use super::{ApiError, Server, access, anthropic, family, llama, memory_view, ollama, openai, openapi, page};
+use super::{ApiError, Server, access, anthropic, family, llama, memory_view, ollama, openai, openapi, page, unread};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -23,10 +23,12 @@ pub fn router(server: Arc<Server>) -> Router {
         .fallback(|| async { ApiError::not_found("there is no such endpoint; GET / shows a page") })
         .method_not_allowed_fallback(method_not_allowed)
         .layer(limit)
+        .layer(middleware::from_fn_with_state(server.clone(), unread::check_length))
         .layer(middleware::from_fn_with_state(server.clone(), access::check))
         .layer(access::cross_origin(&server.access.origins))
         .layer(middleware::from_fn_with_state(server.clone(), access::check_origin))
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn(unread::take))
         .layer(middleware::from_fn(family::errors))
         .layer(TraceLayer::new_for_http())
         .with_state(server)

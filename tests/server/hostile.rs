@@ -1,7 +1,7 @@
 //! Clients that break the rules, over sockets: they get an error or lose their connection, and nobody else notices.
 
 use super::host::{Bundled, Host};
-use kvas::server::{Loaded, Loader, MemoryDemand};
+use kvas::server::{Keys, Loaded, Loader, MemoryDemand};
 use serde_json::{Value, json};
 use std::{
     io::{ErrorKind, Read, Write},
@@ -169,6 +169,36 @@ fn a_body_that_is_too_large_is_refused() {
     let chunks = format!("10000\r\n{part}\r\n").repeat(33 * 16);
     assert_eq!(statuses(host.address, (head + &chunks).as_bytes()), [413]);
     is_well(&host);
+}
+
+/// Who sends first and listens then hears what is wrong, whatever the server made of the body.
+#[test]
+fn who_sends_what_nobody_reads_hears_why() {
+    let host = Host::start(1, |settings, access| {
+        settings.body_limit = 1 << 20;
+        access.keys = Keys::new(&["one".into()]);
+    });
+    let key = "\r\nx-api-key: one\r\n\r\n";
+    let large = "x".repeat(16 << 20);
+    let heads = [
+        (post("/tokenize", large.len()), 401),
+        (post("/nowhere", large.len()).replace("\r\n\r\n", key), 413),
+        (post("/tokenize", large.len()).replace("\r\n\r\n", key), 413),
+    ];
+    for (head, status) in heads {
+        let mut stream = connect(host.address);
+        stream.write_all((head + &large).as_bytes()).expect("all of it is taken");
+        // The connection is as good as new.
+        stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let text = String::from_utf8_lossy(&rest(&mut stream)).into_owned();
+        assert!(text.starts_with(&format!("HTTP/1.1 {status} ")) && text.contains("HTTP/1.1 200 "), "{status}: {text}");
+    }
+    // Who asks before he sends need not send.
+    let expect = format!("Connection: close\r\nExpect: 100-continue{key}");
+    let asks = post("/tokenize", large.len()).replace("\r\n\r\n", &format!("\r\n{expect}"));
+    assert_eq!(statuses(host.address, asks.as_bytes()), [413]);
+    let asks = post("/tokenize", 2).replace("\r\n\r\n", &format!("\r\n{expect}"));
+    assert_eq!(statuses(host.address, (asks + "{}").as_bytes()), [100, 400]);
 }
 
 /// Sends these bytes one by one, and says how long the server took it.
