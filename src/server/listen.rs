@@ -1,5 +1,6 @@
 //! Connections: how long a client may take to say what it wants, and HTTPS.
 
+use super::connection::Acceptor;
 use axum::Router;
 use axum_server::{
     Handle,
@@ -22,11 +23,13 @@ pub struct Timeouts {
     pub head: Duration,
     /// For each next part of a body.
     pub body: Duration,
+    /// To take some more of a reply that is ready for it.
+    pub reply: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { head: Duration::from_secs(15), body: Duration::from_secs(30) }
+        Self { head: Duration::from_secs(15), body: Duration::from_secs(30), reply: Duration::from_secs(120) }
     }
 }
 
@@ -52,12 +55,14 @@ pub async fn serve(
     // HTTP/1.1 only: where HTTP/2 is spoken as well, a client is waited for without end to say which it speaks.
     match tls {
         None => {
-            let mut server = axum_server::from_tcp(listener)?.handle(handle).http1_only();
+            let acceptor = Acceptor(patience.reply);
+            let mut server = axum_server::from_tcp(listener)?.acceptor(acceptor).handle(handle).http1_only();
             server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(patience.head);
             server.serve(service).await
         }
         Some(config) => {
             let acceptor = RustlsAcceptor::new(config).handshake_timeout(patience.head);
+            let acceptor = acceptor.acceptor(Acceptor(patience.reply));
             let mut server = axum_server::from_tcp(listener)?.acceptor(acceptor).handle(handle).http1_only();
             server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(patience.head);
             server.serve(service).await

@@ -3,6 +3,7 @@
 
 pub mod access;
 pub mod anthropic;
+pub mod connection;
 pub mod conversation;
 pub mod error;
 pub mod family;

@@ -140,7 +140,7 @@ impl Host {
 
     /// A server that waits this long for a head or the next part of a body.
     pub(crate) fn with_patience(parallel: usize, patience: Duration) -> Self {
-        let patience = Timeouts { head: patience, body: patience };
+        let patience = Timeouts { head: patience, body: patience, ..Timeouts::default() };
         Self::start_with(Bundled { parallel, template: None, bound: None }, (patience, Behind::Nothing), |_, _| {})
     }
 
