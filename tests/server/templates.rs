@@ -108,6 +108,24 @@ fn templates_render_as_in_python() {
 const TAKES_TOOLS_FOR_WHOLE: &str = "{% for tool in tools %}{{ tool.function.name + ': ' + tool.function.description }}\
     {% for name, value in tool.function.parameters.properties|items %}{{ ' ' + name }}{% endfor %}{% endfor %}";
 
+/// As vLLM's clients send them, for templates that know what to do with them.
+#[test]
+fn documents_reach_the_template() {
+    let template = "{% for document in documents or [] %}{{ document.title + ': ' + document.text + '\n' }}{% endfor %}\
+        {{ messages[0].content }}";
+    let host = Host::with_template(ChatTemplate::new(template).unwrap());
+    let messages = json!([{"role": "user", "content": "Who ran?"}]);
+    let documents = json!([{"title": "Fox", "text": "It ran."}, {"title": "Hen", "text": "It slept."}]);
+    let render = |documents: &Value| {
+        let body = json!({"messages": messages, "documents": documents});
+        host.post("/apply-template", &body).ok()["prompt"].clone()
+    };
+    assert_eq!(render(&documents), "Fox: It ran.\nHen: It slept.\nWho ran?");
+    assert_eq!(render(&json!(null)), "Who ran?");
+    let wrong = json!({"messages": messages, "documents": "Fox"});
+    assert_eq!(host.post("/v1/chat/completions", &wrong).json()["error"]["param"], "documents");
+}
+
 #[test]
 fn what_a_tool_leaves_out_is_filled_in_where_a_template_needs_it() {
     let messages = json!([{"role": "user", "content": "Hi"}]);

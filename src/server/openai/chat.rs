@@ -73,6 +73,10 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     let continued = fields.flag("continue_final_message")?.unwrap_or(false);
     let mut turn = Turn::new(messages, settings);
     turn.variables.extend(options::variables(fields)?);
+    // Templates of models that answer from documents put them into the prompt.
+    if let Some(documents) = fields.list("documents")? {
+        turn.variables.insert("documents".into(), json!(documents));
+    }
     if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget"])? {
         turn.budget = usize::try_from(budget).ok();
     }
