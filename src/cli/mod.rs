@@ -86,6 +86,7 @@ fn spelled_out(argument: OsString) -> OsString {
     match argument.to_str() {
         Some("-ngl") => "--n-gpu-layers".into(),
         Some("-md") => "--model-draft".into(),
+        Some("-hf" | "-hfr") => "--hf-repo".into(),
         Some(_) | None => argument,
     }
 }
@@ -104,12 +105,16 @@ pub(crate) const INTERRUPTED: u8 = 130;
 /// The exit code of a command that was asked to end.
 pub(crate) const TERMINATED: u8 = 143;
 
-/// Whether an unknown flag is one by which other programs take adapters beside a model.
-fn asks_for_adapter(error: &clap::Error) -> bool {
-    const FLAGS: [&str; 6] =
-        ["--lora", "--lora-scaled", "--lora-base", "--lora-init-without-apply", "--lora-modules", "--enable-lora"];
+/// By which other programs take adapters beside a model.
+const OF_ADAPTERS: &[&str] =
+    &["--lora", "--lora-scaled", "--lora-base", "--lora-init-without-apply", "--lora-modules", "--enable-lora"];
+/// By which they download models.
+const OF_DOWNLOADS: &[&str] = &["--hf-repo", "--hf-file", "--hf-token", "--model-url"];
+
+/// Whether an unknown flag is one of these.
+fn asks_for(flags: &[&str], error: &clap::Error) -> bool {
     let flag = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);
-    error.kind() == clap::error::ErrorKind::UnknownArgument && flag.is_some_and(|flag| FLAGS.contains(&&*flag))
+    error.kind() == clap::error::ErrorKind::UnknownArgument && flag.is_some_and(|flag| flags.contains(&&*flag))
 }
 
 /// What is said in place of a command: help or the version, or on stderr why there is none. The exit code.
@@ -134,8 +139,11 @@ pub(crate) fn main() -> anyhow::Result<u8> {
     let arguments = config::expand(arguments)?;
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
-        Err(instead) if asks_for_adapter(&instead) => anyhow::bail!(
+        Err(instead) if asks_for(OF_ADAPTERS, &instead) => anyhow::bail!(
             "adapters are merged before a model is loaded, expected the file of: kvas convert BASE --lora ADAPTER -o MODEL"
+        ),
+        Err(instead) if asks_for(OF_DOWNLOADS, &instead) => anyhow::bail!(
+            "models are not downloaded, expected a file: -m FILE (of a checkpoint, kvas convert FOLDER -o FILE makes one)"
         ),
         Err(instead) => return tell(&instead),
     };

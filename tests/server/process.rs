@@ -276,6 +276,40 @@ fn small_models_are_loaded_side_by_side() {
     assert!(!server.said().contains("unloaded"), "{}", server.said());
 }
 
+/// All models of a folder are served, each by its own name.
+#[test]
+fn a_folder_of_models_is_served() {
+    let temporary = crate::temporary::folder();
+    for name in ["b.gguf", "a-00001-of-00001.gguf", "c-00002-of-00002.gguf", "notes.txt"] {
+        std::os::unix::fs::symlink(MODEL, temporary.path().join(name)).unwrap();
+    }
+    let folder = temporary.path().display().to_string();
+    let server = Process::start(&["-m", &folder, "-c", "256", "--parallel", "1", "--cors-origin", "https://Fox.org/"]);
+    let listed = server.get("/v1/models").ok();
+    let names: Vec<&str> = listed["data"].as_array().unwrap().iter().filter_map(|model| model["id"].as_str()).collect();
+    assert_eq!(names, ["a-00001-of-00001", "b"]);
+    let body = json!({"model": "b", "prompt": "Hi", "max_tokens": 2});
+    server.post("/v1/completions", &body).rest().ok();
+    // The other site is known however it was written.
+    let asked = |origin| open(server.address, ("GET", "/v1/models"), &[("Origin", origin)], b"").rest().status;
+    assert_eq!((asked("https://fox.org"), asked("https://hen.org")), (200, 403));
+    let refused = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, said) = refused(&["serve", "--cors-origin", "fox.org"]);
+    assert!(code == Some(2) && said.contains("expected an origin as in https://example.org"), "{said}");
+    let empty = temporary.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let (_, said) = refused(&["serve", "-m", &empty.display().to_string()]);
+    assert!(said.ends_with("no file ends in .gguf, expected a model\n"), "{said}");
+    let (code, said) = refused(&["serve", "-hf", "fox/hen-GGUF"]);
+    assert!(
+        code != Some(0) && said.starts_with("error: models are not downloaded, expected a file: -m FILE"),
+        "{said}"
+    );
+}
+
 /// A folder of prefixes that cannot be written loses a shortcut, and the log says why, once.
 #[test]
 fn the_log_says_why_a_prefix_is_not_kept() {

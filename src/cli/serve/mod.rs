@@ -2,6 +2,7 @@
 
 mod edge;
 mod load;
+mod models;
 
 use super::{
     drafts::DraftFlags,
@@ -31,8 +32,8 @@ use std::{
     after_help = "Examples:\n  kvas serve -m model.gguf\n  kvas serve -m model.gguf --parallel 8 --host 0.0.0.0 --port 8080 --api-key secret\n  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'"
 )]
 pub(crate) struct Serve {
-    /// Model file (GGUF), or NAME=FILE; may be given several times: each is loaded when it is first asked for [default:
-    /// the model that comes with kvas]
+    /// Model file (GGUF), or NAME=FILE, or a folder of such files; may be given several times: each is loaded when it is
+    /// first asked for [default: the model that comes with kvas]
     #[arg(short, long, value_name = "[NAME=]FILE")]
     model: Vec<String>,
     #[command(flatten)]
@@ -66,7 +67,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE", requires = "ssl_cert_file")]
     ssl_key_file: Option<PathBuf>,
     /// Another site whose pages may ask, as in https://example.org; `*` is any; may be given several times [default: none]
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = models::origin)]
     cors_origin: Vec<String>,
     /// How to write the log on stderr; KVAS_LOG sets what is in it, as in KVAS_LOG=debug
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
@@ -157,17 +158,10 @@ impl Serve {
 
     /// Names of the models and their files.
     fn files(&self) -> anyhow::Result<Vec<(String, Option<PathBuf>)>> {
-        let named = |text: &String| match text.split_once('=') {
-            Some((name, file)) if !name.is_empty() && !name.contains('/') => {
-                (name.to_string(), Some(PathBuf::from(file)))
-            }
-            Some(_) | None => {
-                let file = PathBuf::from(text);
-                let name = file.file_stem().unwrap_or_default().to_string_lossy().to_string();
-                (name, Some(file))
-            }
-        };
-        let mut files: Vec<_> = self.model.iter().map(named).collect();
+        let mut files = Vec::new();
+        for text in &self.model {
+            files.extend(models::named(text)?.into_iter().map(|(name, file)| (name, Some(file))));
+        }
         if files.is_empty() {
             files.push((bundled::NAME.to_string(), None));
         }
