@@ -83,6 +83,8 @@ fn apart(mut events: Vec<Event>) -> (Vec<Event>, Vec<f32>) {
     let mut values = Vec::new();
     for event in &mut events {
         if let Event::Probabilities(found) | Event::OfPrompt(found) = event {
+            // Only who has all logits can count those that are likelier.
+            found.likelier = None;
             for one in std::iter::once(&mut found.chosen).chain(&mut found.top_tokens) {
                 values.extend([one.probability, one.log_probability]);
                 (one.probability, one.log_probability) = (0.0, 0.0);

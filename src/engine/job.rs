@@ -114,11 +114,11 @@ impl Choice {
         let probabilities = self.top_tokens.map(|count| match model {
             Some(model) => {
                 let model = model.distribution();
-                Box::new(Probabilities { chosen: model.of(token), top_tokens: model.top(count) })
+                Box::new(Probabilities { chosen: model.of(token), top_tokens: model.top(count), likelier: None })
             }
             None => {
                 let (chosen, top_tokens) = self.sampler.kept(token, count);
-                Box::new(Probabilities { chosen, top_tokens })
+                Box::new(Probabilities { chosen, top_tokens, likelier: None })
             }
         });
         Ok((token, probabilities))

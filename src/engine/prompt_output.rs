@@ -27,12 +27,16 @@ impl Engine {
         match scoring.score {
             PromptOutput::Probabilities(count) => {
                 for (at, token) in (0..rows).zip(&tokens[position + 1..]) {
-                    let model = match self.wanted.known(row + at, &mut self.runner)? {
-                        Known::Whole(logits) => Distribution::new(logits),
-                        Known::Found(found) => Distribution::of_found(&found.tokens, found.normaliser),
+                    let (model, likelier) = match self.wanted.known(row + at, &mut self.runner)? {
+                        Known::Whole(logits) => {
+                            let own = logits[*token as usize];
+                            let likelier = logits.iter().filter(|logit| **logit > own).count();
+                            (Distribution::new(logits), Some(likelier))
+                        }
+                        Known::Found(found) => (Distribution::of_found(&found.tokens, found.normaliser), None),
                     };
-                    let top_tokens = model.top(count);
-                    job.tell(Event::OfPrompt(Box::new(Probabilities { chosen: model.of(*token), top_tokens })));
+                    let (chosen, top_tokens) = (model.of(*token), model.top(count));
+                    job.tell(Event::OfPrompt(Box::new(Probabilities { chosen, top_tokens, likelier })));
                 }
             }
             PromptOutput::Hidden(_) => {

@@ -183,6 +183,8 @@ pub struct Probabilities {
     pub chosen: TokenProbability,
     /// The likeliest tokens, likeliest first.
     pub top_tokens: Vec<TokenProbability>,
+    /// Of a token of a prompt: how many are likelier, where all were looked at.
+    pub likelier: Option<usize>,
 }
 
 /// Counts and durations of a request.

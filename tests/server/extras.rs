@@ -109,6 +109,7 @@ fn probabilities_of_a_prompt_are_those_of_its_echo() {
     };
     let echoed = ask(json!({"echo": true, "logprobs": 1}));
     let told = ask(json!({"prompt_logprobs": 3, "logprobs": 1}));
+    let longer = ask(json!({"prompt_logprobs": 100}));
     assert_eq!(told["logprobs"]["tokens"].as_array().unwrap().len(), 1, "of the answer only");
     let places = told["prompt_logprobs"].as_array().unwrap();
     let ids = tokens(prompt, true);
@@ -118,9 +119,11 @@ fn probabilities_of_a_prompt_are_those_of_its_echo() {
         assert_eq!(own["logprob"], echoed["logprobs"]["token_logprobs"][at], "{at}");
         assert_eq!(own["decoded_token"], echoed["logprobs"]["tokens"][at]);
         let all = place.as_object().unwrap();
-        let mut ranks: Vec<u64> = all.values().filter_map(|one| one["rank"].as_u64()).collect();
+        let mut ranks: Vec<u64> = all.values().map(|one| one["rank"].as_u64().unwrap()).collect();
         ranks.sort_unstable();
-        assert_eq!((ranks, all.len()), (vec![1, 2, 3], if own["rank"].is_null() { 4 } else { 3 }), "{place}");
+        assert!(ranks.starts_with(&[1, 2, 3]) && ranks.len() == all.len() && ranks.len() < 5, "{place}");
+        // One that is listed for its own sake has the place that it has in a longer list.
+        assert_eq!(own["rank"], longer["prompt_logprobs"][at][ids[at].to_string()]["rank"], "{place}");
     }
     // An echo beside it has its own number of likeliest tokens.
     let both = ask(json!({"echo": true, "logprobs": 1, "prompt_logprobs": 3}));

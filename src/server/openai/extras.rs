@@ -106,7 +106,8 @@ impl Extras {
         };
         let place = |token: &TokenPiece| {
             let (chosen, top) = (&token.probabilities.chosen, &token.probabilities.top_tokens);
-            let rank = top.iter().position(|other| other.token == chosen.token).map(|at| at + 1);
+            let listed = top.iter().position(|other| other.token == chosen.token);
+            let rank = listed.or(token.probabilities.likelier).map(|likelier| likelier + 1);
             let mut all = Map::new();
             all.insert(token.id.to_string(), entry(chosen, rank, &token.bytes));
             for (at, other) in top.iter().enumerate().take(count).filter(|(_, other)| other.token != chosen.token) {
