@@ -151,7 +151,12 @@ function mark(text: string, at: number, ends: Ends, depth: number): Found | null
       return text[at + 1] === "[" ? link(text, at + 1, depth) : null;
     case "[":
       return link(text, at, depth);
+    case "&":
+      return entity(text, at);
     case "<": {
+      // The only way to a new line in a cell of a table.
+      const line = /^<br\s*\/?>/i.exec(text.slice(at, at + 8));
+      if (line) return { node: h("br"), end: at + line[0].length };
       const found = /^<(https?:\/\/[^\s<>]{1,2000})>/.exec(text.slice(at, at + LINK_ADDRESS));
       return found?.[1] ? { node: anchor(found[1], [document.createTextNode(found[1])]), end: at + found[0].length } : null;
     }
@@ -160,6 +165,19 @@ function mark(text: string, at: number, ends: Ends, depth: number): Found | null
     default:
       return null;
   }
+}
+
+/** What models write instead of letters that mean something to Markdown or HTML. */
+const ENTITIES: Record<string, string> = { amp: "&", lt: "<", gt: ">", quot: "\"", apos: "'", nbsp: "\u00a0", ndash: "–", mdash: "—", hellip: "…", times: "×" };
+
+function entity(text: string, at: number): Found | null {
+  const found = /^&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|([a-z]{2,6}));/.exec(text.slice(at, at + 10));
+  if (!found) return null;
+  const [all, decimal, hexadecimal, name] = found;
+  const code = decimal ? Number(decimal) : Number.parseInt(hexadecimal ?? "0", 16);
+  const isLetter = code >= 0x20 && code <= 0x10ffff && !(code >= 0xd800 && code < 0xe000);
+  const letter = name ? (Object.hasOwn(ENTITIES, name) ? ENTITIES[name] : undefined) : isLetter ? String.fromCodePoint(code) : undefined;
+  return letter === undefined ? null : { node: letter, end: at + all.length };
 }
 
 function run(text: string, at: number): number {

@@ -62,6 +62,8 @@ export const MATHS = String.raw`The root of \(x_{1,2} * \{a\}\) is $a_1 * b_1$ a
   - c & * d
 \]`;
 
+export const ENTITIES = "a &lt; b &amp;&#x26; c&nbsp;&#8211; &bogus; &constructor; &#0; `&lt;` &lt;b&gt;no&lt;/b&gt;\n\n| one |\n|---|\n| two<br>three<BR />four |";
+
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /** What to do for a question: pieces of deltas, the pause between them, and how it ends. */
@@ -71,6 +73,7 @@ function script(question, asked) {
     slow: () => ({ deltas: Array.from({ length: 400 }, (_, at) => ({ content: `word${at} ` })), every: 25 }),
     markdown: () => ({ deltas: words(MARKDOWN), every: 1 }),
     maths: () => ({ deltas: words(MATHS), every: 1 }),
+    entities: () => ({ deltas: words(ENTITIES), every: 1 }),
     hostile: () => ({ deltas: words(HOSTILE), every: 1 }),
     reason: () => ({
       deltas: [

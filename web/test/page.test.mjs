@@ -110,6 +110,13 @@ onPage("formulas stand as they were written", async (page) => {
   assert.deepEqual(await text(page, ".answer em"), ["that is", "2"]);
 });
 
+onPage("lines of cells are broken and entities are letters, which make no elements", async (page) => {
+  await ask(page, "entities");
+  assert.deepEqual(await text(page, ".answer > .text > p"), ["a < b && c\u00a0– &bogus; &constructor; &#0; &lt; <b>no</b>"]);
+  const cell = await page.evaluate(() => document.querySelector(".answer td").innerHTML);
+  assert.equal(cell, "two<br>three<br>four");
+});
+
 onPage("the text of a file that is dropped or pasted goes into the field", async (page) => {
   const give = (kind, name, content, words = "") =>
     page.evaluate(([kind, name, content, words]) => {
