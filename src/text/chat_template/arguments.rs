@@ -43,6 +43,7 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
         let make = state.lookup("namespace!").unwrap_or_default();
         make.call(state, &[Value::from_pairs(pairs)])
     });
+    install_named(environment);
     for (name, is_forced) in [("escape", false), ("e", false), ("forceescape", true)] {
         let meter = meter.clone();
         environment.add_filter(name, move |value: &Value| {
@@ -54,6 +55,33 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
             Ok::<Value, Error>(Value::from_safe_string(escaped(&as_python(value).to_string())))
         });
     }
+}
+
+/// Filters whose arguments the engine knows by their places only, and one that turns around what it does not.
+fn install_named(environment: &mut Environment<'_>) {
+    for name in ["default", "d"] {
+        environment.add_filter(name, |value: &Value, args: Rest<ValueOrKwargs>| {
+            let named = named(&args.into_values(), &["default_value", "boolean"])?;
+            let other = named.get::<Option<Value>>("default_value")?;
+            let takes_false = named.get::<Option<Value>>("boolean")?.is_some_and(|boolean| boolean.is_true());
+            named.assert_all_used()?;
+            let is_missing = value.is_undefined() || takes_false && !value.is_true();
+            Ok::<Value, Error>(if is_missing { other.unwrap_or_else(|| Value::from("")) } else { value.clone() })
+        });
+    }
+    environment.add_filter("trim!", filters::trim);
+    environment.add_filter("trim", |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+        let args = in_places(&args.into_values(), &["value", "chars"])?;
+        state.apply_filter("trim!", &args)
+    });
+    environment.add_filter("reverse", |value: &Value| {
+        if value.kind() != ValueKind::Map {
+            return filters::reverse(value);
+        }
+        let mut keys: Vec<Value> = value.try_iter()?.collect();
+        keys.reverse();
+        Ok(Value::from(keys))
+    });
 }
 
 /// Arguments by their names, of which the first ones may be missing: then their place says what they are.
@@ -119,6 +147,10 @@ pub(super) fn of_format(args: &[Value]) -> Option<Vec<Value>> {
         let kind = match (kind, argument) {
             ('r', Some(value)) => {
                 *value = Value::from(repr(value));
+                's'
+            }
+            ('s', Some(value)) => {
+                *value = as_python(value);
                 's'
             }
             ('d' | 'i' | 'u', Some(value)) => {

@@ -17,6 +17,7 @@ pub(super) const OWNED: &str = "owned!";
 pub(super) const MADE: &str = "made!";
 pub(super) const CONCAT: &str = "concat!";
 pub(super) const MACRO: &str = "macro!";
+pub(super) const NUMBERS: &str = "numbers!";
 
 /// Values nested deeper are refused: dropping, comparing and printing them recurses.
 const DEPTH: usize = 200;
@@ -160,6 +161,18 @@ impl Meter {
     }
 }
 
+/// Operands as Python has them, to which True is 1 and False is 0.
+fn numbers(left: &Value, right: &Value) -> [Value; 2] {
+    let number = |value: &Value| match value.kind() == ValueKind::Bool {
+        true => Value::from(i64::from(value.is_true())),
+        false => value.clone(),
+    };
+    match left.kind() == ValueKind::Bool || right.kind() == ValueKind::Bool {
+        true => [number(left), number(right)],
+        false => [left.clone(), right.clone()],
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Namespaces {
     Allowed,
@@ -181,7 +194,10 @@ impl Object for Guard {
     fn call(self: &Arc<Self>, _state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
         let meter = &self.meter;
         match (self.name, args) {
-            (GROW, [left, right]) => meter.grow(left, right),
+            (GROW, [left, right]) => {
+                let [left, right] = numbers(left, right);
+                meter.grow(&left, &right)
+            }
             (MADE, [value]) => meter.made(value),
             // Python does not loop over None, and a template that tries is told so.
             (ITER, [value]) if value.is_none() => Err(Error::new(ErrorKind::InvalidOperation, "none is not iterable")),
@@ -197,6 +213,11 @@ impl Object for Guard {
                 meter.spend(meter.measure(left)?.saturating_add(meter.measure(right)?))?;
                 meter.grow(&as_python(left), &as_python(right))
             }
+            (NUMBERS, [value]) => Ok(numbers(value, &Value::from(true))[0].clone()),
+            (NUMBERS, [left, right]) => {
+                let [left, right] = numbers(left, right);
+                Ok(Value::from(vec![right, left]))
+            }
             (MACRO, [value]) => variadic::wrapped(value),
             (BUILT | OWNED, [value]) => {
                 let mut items = meter.items;
@@ -211,7 +232,7 @@ impl Object for Guard {
 
 /// Makes the guards known, and has everything that is written counted.
 pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
-    for name in [GROW, ITER, BUILT, OWNED, MADE, CONCAT, MACRO] {
+    for name in [GROW, ITER, BUILT, OWNED, MADE, CONCAT, MACRO, NUMBERS] {
         environment.add_global(name, Value::from_object(Guard { name, meter: meter.clone() }));
     }
     environment.add_global(ONE, 1);

@@ -4,6 +4,7 @@
 //! and can touch nothing but the values it is given.
 
 mod arguments;
+mod helpers;
 mod json;
 mod meter;
 mod printing;
@@ -11,6 +12,7 @@ mod python;
 mod remainder;
 mod rewrite;
 mod slices;
+mod spelling;
 #[cfg(test)]
 mod tests;
 mod variadic;
@@ -117,6 +119,7 @@ impl ChatTemplate {
         words::install(&mut environment);
         python::install(&mut environment, &meter, conversation.now.clone().unwrap_or_else(jiff::Zoned::now));
         arguments::install(&mut environment, &meter);
+        helpers::install(&mut environment, &meter);
         let mut prompt = String::new();
         let mut output = make_string_output(&mut prompt);
         let context = context(conversation);
@@ -135,11 +138,12 @@ const CHATML: &str = "\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}";
 
-/// The source as the engine takes it. Jinja ends each line with a line feed, whatever the source has; and
-/// `{% generation %}`, which marks what a model is trained on, means nothing here, but the engine does not know it.
+/// The source as the engine takes it. Jinja ends each line with a line feed, whatever the source has, and keeps the one
+/// behind `{% raw %}`; and `{% generation %}`, which marks what a model is trained on, means nothing here, but the engine
+/// does not know it.
 fn normalized(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
-    if !source.contains("generation") {
+    if !source.contains("generation") && !source.contains("raw") {
         return source;
     }
     let mut rest = source.as_str();
@@ -153,6 +157,7 @@ fn normalized(source: &str) -> String {
         };
         match inside.trim_matches(['-', '+']).trim() {
             "generation" => plain.push_str(&inside.replace("generation", "if true")),
+            "raw" if after.starts_with('\n') && !inside.ends_with(['-', '+']) => plain.push_str(&format!("{inside}+")),
             "endgeneration" => plain.push_str(&inside.replace("endgeneration", "endif")),
             _ => plain.push_str(inside),
         }

@@ -2,7 +2,7 @@
 
 use super::meter::{Failure, Meter};
 use super::printing::as_python;
-use super::{arguments, json};
+use super::{arguments, json, slices};
 use minijinja::value::{Kwargs, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 use minijinja_contrib::pycompat;
@@ -16,7 +16,7 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>, now
         Err(own.fail(Failure::Raised(message.to_string())))
     });
     environment.add_function("strftime_now", move |format: &str| {
-        jiff::fmt::strtime::format(format, &now)
+        jiff::fmt::strtime::format(time_format(format), &now)
             .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}")))
     });
     let own = meter.clone();
@@ -41,6 +41,22 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>, now
     let own = meter.clone();
     environment.set_unknown_method_callback(move |state, value, method, args| {
         own.spend(result_bytes(&own, method, value, args)?)?;
+        if let ("startswith" | "endswith", [wanted, _, ..]) = (method, args) {
+            let (_, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
+            let part = slices::part(value, [start, end], 1)?;
+            return pycompat::unknown_method_callback(state, &part, method, std::slice::from_ref(wanted));
+        }
+        if method == "format" && args.iter().any(|value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map)) {
+            let is_listed =
+                |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map) && !value.is_kwargs();
+            let written = |value: &Value| if is_listed(value) { as_python(value) } else { value.clone() };
+            return pycompat::unknown_method_callback(
+                state,
+                value,
+                method,
+                &args.iter().map(written).collect::<Vec<_>>(),
+            );
+        }
         match string_method(value, method, args)? {
             Some(result) => Ok(result),
             None => pycompat::unknown_method_callback(state, value, method, args),
@@ -89,6 +105,26 @@ fn add_conversions(environment: &mut Environment<'_>) {
             value => functions::dict(value, named),
         }
     });
+}
+
+/// A format as the C library of most systems has it: dates as in America, and of a time without a zone none is written.
+fn time_format(format: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(format.len()), format);
+    while let Some((before, after)) = rest.split_once('%') {
+        out.push_str(before);
+        let kind = after.chars().next();
+        match kind {
+            Some('c') => out.push_str("%a %b %e %H:%M:%S %Y"),
+            Some('x') => out.push_str("%m/%d/%y"),
+            Some('X') => out.push_str("%H:%M:%S"),
+            Some('r') => out.push_str("%I:%M:%S %p"),
+            Some('z' | 'Z') => {}
+            Some(kind) => out.extend(['%', kind]),
+            None => out.push_str("%%"),
+        }
+        rest = &after[kind.map_or(0, char::len_utf8)..];
+    }
+    out + rest
 }
 
 /// A text of a number without the white space around it and the `_` between its digits.
@@ -157,13 +193,16 @@ fn add_paid_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
             if let Some((value, rest)) = args.split_first() {
                 meter.spend(result_bytes(&meter, name, value, rest)?)?;
             }
+            // What is joined are the items themselves, unless a third argument or one with a name says which part of them.
+            let joins_items = args.len() < 3 && args.last().is_none_or(|last| !last.is_kwargs());
             let mut args = args;
             match (name, args.first_mut()) {
                 ("string", Some(value)) => *value = as_python(value),
-                ("join", Some(value)) if value.kind() == ValueKind::Seq => {
+                ("join", Some(value)) if joins_items && value.kind() == ValueKind::Seq => {
                     *value = value.try_iter()?.map(|item| as_python(&item)).collect();
                 }
                 ("format", _) => args = arguments::of_format(&args).unwrap_or(args),
+                ("replace", _) => args = arguments::in_places(&args, &["value", "old", "new", "count"])?,
                 ("batch", _) => args = arguments::in_places(&args, &["value", "linecount", "fill_with"])?,
                 ("slice", _) => args = arguments::in_places(&args, &["value", "slices", "fill_with"])?,
                 _ => {}

@@ -3,9 +3,10 @@
 //! The template engine limits instructions (fuel), but one instruction may double a string or walk a value that
 //! contains another a million times. A call to a guard is put before or after each such instruction.
 
-use super::meter::{BUILT, CONCAT, GROW, ITER, MACRO, MADE, OWNED};
+use super::meter::{BUILT, CONCAT, GROW, ITER, MACRO, MADE, NUMBERS, OWNED};
 use super::remainder::REMAINDER;
 use super::slices::SLICE;
+use super::spelling::spelled;
 use super::syntax_error;
 use super::variadic::Macros;
 use crate::text::TextError;
@@ -38,11 +39,12 @@ fn syntax() -> Result<SyntaxConfig, Error> {
 /// `TemplateSyntax` for a chain that is too long.
 #[allow(clippy::wildcard_enum_match_arm, reason = "all other tokens leave the counts alone")]
 pub(super) fn harden(source: &str) -> Result<String, TextError> {
+    check_size(source)?;
+    let syntax = syntax().map_err(syntax_error)?;
+    let source = &spelled(source, syntax.clone(), &format!("not {ONE}"));
     let mut hardened = String::with_capacity(source.len());
     let (mut copied, mut after_operand) = (0, false);
     let (mut operators, mut brackets, mut branches) = (0, 0_usize, 0);
-    check_size(source)?;
-    let syntax = syntax().map_err(syntax_error)?;
     let mut macros = Macros::default();
     // Where the lexer fails the parser does too, and says what is wrong.
     for (token, span) in tokenize(source, false, syntax.clone()).map_while(Result::ok) {
@@ -181,6 +183,10 @@ fn guard_one<'a>(instruction: &Instruction<'a>) -> Vec<Instruction<'a>> {
         I::EmitRaw(text) => vec![I::LoadConst(Value::from(*text)), I::Emit],
         // The guard gives both operands back, the right one on top.
         I::StringConcat => vec![call(CONCAT, 2), I::UnpackList(2), original, call(MADE, 1)],
+        I::Lt | I::Lte | I::Gt | I::Gte | I::Sub | I::Div | I::IntDiv | I::Pow => {
+            vec![call(NUMBERS, 2), I::UnpackList(2), original]
+        }
+        I::Neg => vec![call(NUMBERS, 1), original],
         I::Add | I::Mul => vec![call(GROW, 2), I::UnpackList(2), original, call(MADE, 1)],
         I::BuildMacro(..) => vec![original, call(MACRO, 1)],
         I::Rem => vec![call(REMAINDER, 2), call(MADE, 1)],

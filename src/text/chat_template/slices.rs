@@ -22,8 +22,9 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     });
 }
 
+/// The items from one place to another, in steps.
 #[allow(clippy::wildcard_enum_match_arm, reason = "nothing else has an order")]
-fn part(value: &Value, bounds: [Option<i64>; 2], step: i64) -> Result<Value, Error> {
+pub(super) fn part(value: &Value, bounds: [Option<i64>; 2], step: i64) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         if step > 0 && bounds.iter().flatten().all(|bound| *bound >= 0) {
             // From the beginning on, without a copy of it all.

@@ -162,6 +162,10 @@ const HOSTILE: &[&str] = &[
     "{{ '%.999999999f'|format(1.5) }}",
     "{{ 'x'.ljust(999999999) }}",
     "{{ 'x'.center(99999999999999) }}",
+    "{{ 'x'|center(999999999) }}",
+    "{% set ns = namespace(s=1) %}{% for i in range(99999) %}{% set ns.s = cycler(ns.s) %}{% endfor %}",
+    "{% macro m(a, b=a * 99999999) %}{{ b }}{% endmacro %}{{ m('x') }}",
+    "{% macro m(a, b='x' * 99999999 ~ a) %}{{ b }}{% endmacro %}{{ m(1) }}",
     "{{ [[[1]]]|tojson(indent=999999999) }}",
     "{{ [1]|batch(999999999, 'x')|list }}",
     "{{ [1]|slice(999999999, 'x')|list }}",
@@ -175,7 +179,7 @@ const HOSTILE: &[&str] = &[
     "{% include 'x' %}",
     "{% extends 'x' %}",
     "{% import 'x' as x %}",
-    "{{ '\u{1F999}' * 3 + strftime_now('%Q%') }}",
+    "{{ '\u{1F999}' * 3 + strftime_now('%J%') }}",
     "{{ strftime_now('%999999999d') }}",
     "{{ raise_exception([[1]] * 3) }}",
     "{{ self.x() }}{% block x %}{{ self.x() }}{% endblock %}",
@@ -320,6 +324,8 @@ fn variables_time_and_training_marks() {
     assert_eq!(render("{{ bos_token }}{{ enable_thinking }}", json!({"enable_thinking": true})), "<b>True");
     assert_eq!(render("{{ bos_token }}", json!({"bos_token": "<c>"})), "<c>");
     assert_eq!(render("{{ strftime_now('%d %B %Y') }}", json!({})), "15 January 2026");
+    let all = "{{ strftime_now('%c|%x|%X|%r|%Z%z|%%c|%-d|100%') }}";
+    assert_eq!(render(all, json!({})), "Thu Jan 15 12:00:00 2026|01/15/26|12:00:00|12:00:00 PM||%c|15|100%");
     assert_eq!(
         render(
             "a {%- generation -%} b {% endgeneration %}\nc {% generated %}".strip_suffix(" {% generated %}").unwrap(),

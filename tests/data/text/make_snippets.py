@@ -144,13 +144,32 @@ SNIPPETS = [
     r"""{{ "%r" % s }}{{ "%r %s" % ("a'b", [1]) }}{{ "%r"|format(none) }}{{ "%d|%5d|%-3d|%i" % (3.99, true, -2.5, 7) }}{{ "%d%%" % 5 }}{{ "é%r✓" % "é" }}{{ "%5.1f|%x" % (2.345, 255) }}""",
     r'{% set ns = namespace({"k": 1}, z=3) %}{{ ns.k + ns.z }}{% set ns = namespace({"k": 1}, k=2) %}{{ ns.k }}{% set ns = namespace() %}{{ ns.k is defined }}{% set ns = namespace([["a", 5]]) %}{{ ns.a }}',
     r'{{ " 12 "|int }}{{ "1_000"|int }}{{ "1__0"|int }}{{ "_1"|int }}{{ "\n7.5 "|float }}{{ " ff"|int(0, 16) }}',
+    # Defaults that name parameters, bools as numbers, characters that do not print, and helpers that few templates use.
+    r"{% macro m(a, b=a) %}{{ a }}{{ b }}{% endmacro %}{{ m(1) }}{{ m(1, 2) }}{{ m(a=3) }}{{ m(b=4) }}",
+    "{% set a = 9 %}{% macro m(a, b=a ~ '!', c=[b, {'a': a}]) -%}\n  {{ b }}{{ c }}\n{%- endmacro %}[{{ m(1) }}]{{ m(1, 2) }}{{ m(1, c=0) }}",
+    "  {%- macro m(a, b=a) %}\n  {{ b }}\n  {%+ endmacro %}\n[{{ m(1) }}]",
+    r"{% macro m(a, b=a.x, c='a') %}{{ b }}{{ c }}{{ varargs }}{{ caller(b) }}{% endmacro %}{% call(u) m({'x': 2}, 3, 4, 5) %}{{ u }}{% endcall %}",
+    r"{% macro o(a) %}{% macro m(x, b=x ~ a) %}{{ b }}{% endmacro %}{{ m(2) }}{% endmacro %}{{ o(7) }}{% set a = 9 %}{% macro p(a=a) %}{{ a }}{% endmacro %}{{ p() }}",
+    "{% raw %}\n {{ a }}\n{% endraw %}\nb",
+    "{%- raw -%}\n {{ a }}\n{%- endraw -%}\nb {%raw%}\n{%endraw%}c",
+    r"{{ x|default(default_value='q') }}{{ ''|default('q', boolean=true) }}{{ ''|d(boolean=true) }}{{ none|d('q') }}{{ 0|d('q', true) }}{{ 0|d('q', boolean=false) }}",
+    r"{{ 'xay'|trim(chars='xy') }}{{ ' a '|trim(none) }}{{ 'a,a'|replace(old=',', new=';') }}{{ 'aa'|replace('a', 'b', count=1) }}{{ m|join(',', attribute='role') }}{{ [m[0]]|join(d='-', attribute='content') }}",
+    r"{% set t = m|length == 2 %}{{ t > 0 }}{{ t < 1 }}{{ t >= 0.5 }}{{ 2 <= t }}{{ t * 3 }}{{ t / 2 }}{{ t // 1 }}{{ t ** 2 }}{{ t - t }}{{ -t }}{{ 'a' * t }}{{ t ~ t }}{{ t + 1 }}",
+    r"{{ ['a\u3000\u200d\xa0\u0301é✓', '\ue000\U000e0001\t\\', 'it\'s', 'a\'\"'] }}{{ {'\u2028': ['\u3000']}|string }}{{ [['\u3000']]|join }}{{ '\u3000' }}{{ [s[:0] + '\u3000'] ~ '' }}{{ '%s%r' % (['\u3000'], '\u3000') }}{{ '{}'.format(['\u3000']) }}{{ [x] }}{{ 'nan'|float }}",
+    r"{{ '\/'|length }}{{ '\a\v'|tojson }}{{ '\U0001F600' }}{{ '\\/\\a' }}{{ '\d' }}" + "{{ 'a\\\nb' }}",
+    r"{% set c = cycler('a', 1) %}{{ c.current }}{{ c.next() }}{{ c.next() }}{{ c.next() }}{{ c.current }}{{ c.reset() }}{{ c.current }}{% set j = joiner() %}{% for k in m %}{{ j() }}{{ k.role }}{% endfor %}{% set j = joiner('|') %}{{ j() }}{{ j() }}",
+    r"{{ cycler() }}",
+    r"[{{ 'abc'|center(9) }}][{{ 'abcd'|center(9) }}][{{ 'é'|center(4) }}][{{ 'abc'|center(1) }}]{{ ''|center|length }}",
+    r"{{ '<p>Hello  <b>you</b> &amp; me</p><!-- c --> &lt;'|striptags }} {{ 13000|filesizeformat }} {{ 1|filesizeformat }} {{ 0|filesizeformat }} {{ 1300000|filesizeformat(true) }} {{ 1e27|filesizeformat }}",
+    r"{{ 'abc'.startswith('b', 1) }}{{ 'abc'.endswith('b', 0, 2) }}{{ 'abc'.startswith(('x', 'c'), -1) }}{{ 'abc'.startswith('b', 0) }}",
+    r"{{ {'a': 1, 'b': 2}|reverse|list }}{{ d|reverse|first }}",
 ]
 
 cases = []
 for snippet in SNIPPETS:
     try:
         cases.append({"template": snippet, "text": environment.from_string(snippet).render(**VALUES)})
-    except (TemplateError, AssertionError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (TemplateError, AssertionError, TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         cases.append({"template": snippet, "error": f"{type(error).__name__}: {error}"})
 with open("snippets.json", "w") as out:
     json.dump({"values": VALUES, "cases": cases}, out, ensure_ascii=True, indent=1)
