@@ -43,6 +43,13 @@ macro_rules! contractions {
     };
 }
 
+/// The contractions that are part of the word before them, where the published expressions do take the long s.
+macro_rules! attached_contractions {
+    () => {
+        r"(?:'[sS\u{17F}]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
+    };
+}
+
 /// `concat!` of what stands between the contractions and the white space of the GPT-4 family.
 macro_rules! gpt4 {
     ($word:literal, $numbers:literal, $signs:literal) => {
@@ -83,7 +90,7 @@ const EXAONE_MOE: &str = concat!(
     r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]"
 );
 const GPT_4O: &str = concat!(
-    cased_words!(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", concat!(contractions!(), "?")),
+    cased_words!(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", attached_contractions!()),
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
 );
 const TEKKEN: &str = concat!(
@@ -95,12 +102,12 @@ const KIMI_K2: &str = concat!(
     cased_words!(
         r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]",
         r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]",
-        concat!(contractions!(), "?")
+        attached_contractions!()
     ),
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
 );
 const YOUTU: &str = concat!(
-    cased_words!(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", concat!(contractions!(), "?")),
+    cased_words!(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", attached_contractions!()),
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
 );
 const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";

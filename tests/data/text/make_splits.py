@@ -6,6 +6,8 @@ import json
 from tokenizers import Regex, pre_tokenizers
 
 CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+# With (?i) as published, the long s is an s here. At the beginning of an expression Oniguruma does not take it for one.
+ATTACHED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 TAIL = r"|\s+(?!\S)|\s+"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+" + TAIL
 UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
@@ -17,7 +19,7 @@ KIMI = CASED.replace(UPPER, HAN_UPPER).replace(LOWER, HAN_LOWER)
 SIGNS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
 V3 = SIGNS + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+" + TAIL
 QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+" + TAIL
-GPT_4O = CASED % (CONTRACTIONS + "?", CONTRACTIONS + "?") + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+" + TAIL
+GPT_4O = CASED % (ATTACHED, ATTACHED) + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+" + TAIL
 LLAMA3_HEAD = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
 POWERS = "".join(r"|\s{%d}(?!\S)" % (1 << bit) for bit in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s{1}"
 
@@ -46,7 +48,7 @@ RULES = {
     "tekken": [CASED % ("", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+" + TAIL],
     "kimi-k2": [
         r"[\p{Han}]+|"
-        + KIMI % (CONTRACTIONS + "?", CONTRACTIONS + "?")
+        + KIMI % (ATTACHED, ATTACHED)
         + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
         + TAIL
     ],
@@ -85,6 +87,7 @@ TEXTS = [
     "  ",
     "   x",
     "\t\tx \n",
+    "It\u2019s it'\u017f HE'\u017fT '\u017f 'S",
     "It's HE'S they'LL I'D we'Re 'tis rock'n'roll",
     "Hello, world! How are you?  Fine...   thanks\n\n\n  next line\r\n\r\nend  ",
     "a1b22c333d4444e55555 1234567 12,345.678 \u0663\u0664\u0665\u0666 x\u00b2\u00bd",
