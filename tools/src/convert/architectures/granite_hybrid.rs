@@ -100,6 +100,13 @@ const ATTENTION: &[TensorRow] = &[
 const FIRST_HALF: &[Transform] = &[Transform::TakeRows { groups: "1", slices: &[("0", "shared_ffn")] }];
 const SECOND_HALF: &[Transform] = &[Transform::TakeRows { groups: "1", slices: &[("shared_ffn", "shared_ffn")] }];
 
+/// What the library calls experts since it holds those of all models alike.
+const RENAMES: &[(&str, &str)] = &[
+    (".block_sparse_moe.experts.gate_up_proj", ".block_sparse_moe.input_linear.weight"),
+    (".block_sparse_moe.experts.down_proj", ".block_sparse_moe.output_linear.weight"),
+    (".block_sparse_moe.router.weight", ".block_sparse_moe.router.layer.weight"),
+];
+
 const EXPERTS: &[TensorRow] = &[
     renamed("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight", "experts, width").at("moe"),
     row(
@@ -133,6 +140,7 @@ const DENSE: &[TensorRow] = &[
 pub(super) const GRANITE_HYBRID: Architecture = Architecture {
     name: "granitehybrid",
     classes: &["GraniteMoeHybridForCausalLM"],
+    renames: RENAMES,
     values: &[TRANSFORMER_VALUES, SCALES, ROUTED, SHARED_FFN, VALUES],
     refusals: &[SILU, NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, RMS_NORM, REFUSALS],
     keys: &[KEYS, SCALE_KEYS, HEAD_KEYS, KV_HEADS_PER_BLOCK, MAMBA2_KEYS],
@@ -161,6 +169,7 @@ pub(super) const GRANITE: Architecture = Architecture {
     name: "granite",
     variant: Some(("moe", "granitemoe")),
     classes: &["GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
+    renames: RENAMES,
     values: &[TRANSFORMER_VALUES, SCALES, ROUTED, OWN_FFN, FFN_VALUES, &[or("dense_ffn", &[], "ffn")]],
     refusals: &[SILU, NO_FFN_BIAS],
     keys: &[SIZE_KEYS, TRANSFORMER_KEYS, KV_HEADS, SCALE_KEYS, ATTENTION_KEYS],

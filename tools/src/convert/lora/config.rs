@@ -16,8 +16,6 @@ const REFUSED: &[Refusal] = &[
         path: "init_lora_weights",
         accepted: &["true", "false", "\"gaussian\"", "\"eva\"", "\"orthogonal\"", "\"mica\""],
     },
-    Refusal { path: "target_parameters", accepted: &["[]"] },
-    Refusal { path: "trainable_token_indices", accepted: &["[]", "{}"] },
     Refusal { path: "layer_replication", accepted: &["[]"] },
     Refusal { path: "alora_invocation_tokens", accepted: &[] },
     Refusal { path: "use_qalora", accepted: &["false"] },
@@ -35,6 +33,10 @@ pub(super) struct Config {
     ranks: Vec<(Regex, f64)>,
     alphas: Vec<(Regex, f64)>,
     rslora: bool,
+    /// Names of parameters, or ends of such names after a dot, that are changed beside whole modules.
+    parameters: Vec<String>,
+    /// The tokens whose rows are trained, by the name of a module, or of any.
+    tokens: Vec<(Option<String>, Vec<usize>)>,
     /// Rows get lengths of their own.
     pub(super) dora: bool,
     /// Embeddings and head stay one.
@@ -66,9 +68,22 @@ impl Config {
             ranks: patterns(&config, "rank_pattern")?,
             alphas: patterns(&config, "alpha_pattern")?,
             rslora: flag("use_rslora"),
+            tokens: tokens(&config, "trainable_token_indices")?,
+            parameters: texts(&config, "target_parameters")?,
             dora: flag("use_dora"),
             tying: flag("ensure_weight_tying"),
         })
+    }
+
+    /// Whether the adapter changes this parameter by its name.
+    pub(super) fn names_parameter(&self, path: &str) -> bool {
+        self.parameters.iter().any(|name| ends(path, name))
+    }
+
+    /// The tokens whose rows of this module are trained.
+    pub(super) fn tokens_of(&self, module: &str) -> Option<&[usize]> {
+        let is_of = |name: &Option<String>| name.as_ref().is_none_or(|name| ends(module, name));
+        self.tokens.iter().find(|(name, _)| is_of(name)).map(|(_, tokens)| tokens.as_slice())
     }
 
     /// The rank of a module's matrices, and what their product is multiplied by.
@@ -84,9 +99,39 @@ impl Config {
     }
 }
 
+/// Whether a path has this end after a dot, or is it.
+fn ends(path: &str, end: &str) -> bool {
+    path.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// Lists of tokens by modules, or one list for the embeddings.
+fn tokens(config: &Json, path: &str) -> Result<Vec<(Option<String>, Vec<usize>)>> {
+    let listed = |value: &Value| {
+        let token = |token: &Value| token.as_u64().and_then(|token| usize::try_from(token).ok());
+        let tokens: Option<Vec<usize>> = value.as_array().and_then(|tokens| tokens.iter().map(token).collect());
+        tokens.with_context(|| format!("{CONFIG}: {path} has {value}, expected a list of tokens"))
+    };
+    match config.get(path) {
+        None => Ok(Vec::new()),
+        Some(Value::Object(modules)) => {
+            modules.iter().map(|(name, value)| Ok((Some(name.clone()), listed(value)?))).collect()
+        }
+        Some(value) => Ok(vec![(None, listed(value)?)]),
+    }
+}
+
 fn positive(path: &str, value: &Value) -> Result<f64> {
     let number = value.as_f64().filter(|number| *number > 0.0);
     number.with_context(|| format!("{CONFIG}: {path} is {value}, expected a positive number"))
+}
+
+/// A list of texts, which may be missing.
+fn texts(config: &Json, path: &str) -> Result<Vec<String>> {
+    let listed = config.list(path)?.into_iter().flatten();
+    let text = |value: &Value| {
+        value.as_str().map(String::from).with_context(|| format!("{CONFIG}: {path} has {value}, expected texts"))
+    };
+    listed.map(text).collect()
 }
 
 /// Numbers for the modules whose names, or ends of names after a dot, fit a pattern; the first one counts.

@@ -2,6 +2,7 @@
 
 mod config;
 mod delta;
+mod experts;
 mod names;
 
 pub(super) use delta::{Delta, Loaded};
@@ -11,6 +12,7 @@ use super::floats::Float;
 use super::settings::Settings;
 use anyhow::{Context, Result, bail};
 use config::Config;
+use experts::Parameter;
 use names::{Parts, Place};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -70,12 +72,14 @@ impl Merge<'_> {
         }
         let tensors = self.read()?;
         let (mut modules, mut whole) = (BTreeMap::<String, Parts>::new(), BTreeMap::new());
+        let mut rows = Vec::new();
         for (key, stored) in tensors {
             match names::place(&key) {
                 Place::Part(module, part) => modules.entry(module).or_default().add(part, key, stored)?,
                 Place::Whole(name) => {
                     whole.insert(name, (key, stored));
                 }
+                Place::Tokens(module) => rows.push((module, key, stored)),
                 Place::Unknown => bail!(
                     "{WEIGHTS}: tensor {key} has no place, expected lora_A, lora_B, a trained bias or a whole tensor"
                 ),
@@ -83,12 +87,23 @@ impl Merge<'_> {
         }
         let weights = modules.keys().map(|module| format!("{module}.weight"));
         let touched: Vec<String> = weights.chain(whole.keys().cloned()).collect();
-        self.untie(&config, &touched)?;
+        let is_untied = self.untie(&config, &touched)?;
+        if let Some((_, key, _)) = rows.first().filter(|_| is_untied) {
+            bail!("{WEIGHTS}: tensor {key} beside others for embeddings that are the head, expected either");
+        }
         for (name, (key, stored)) in whole {
             self.replace(&name, &key, stored)?;
         }
+        for (module, key, stored) in rows {
+            self.set_tokens(&config, &module, key, stored)?;
+        }
         for (module, parts) in modules {
-            self.add(&config, &module, parts)?;
+            let weight = self.find(&format!("{module}.weight"), &module);
+            let is_matrix = weight.is_ok_and(|(_, stored)| stored.shape.len() == 2);
+            match Parameter::at(&config, &module).filter(|_| !is_matrix) {
+                Some(parameter) => self.add_experts(&config, &parameter, parts)?,
+                None => self.add(&config, &module, parts)?,
+            }
         }
         Ok(())
     }
@@ -111,8 +126,8 @@ impl Merge<'_> {
     }
 
     /// Gives a model whose embeddings are its head too one of its own, if the adapter changes either of them: it was trained
-    /// with the other as it is.
-    fn untie(&mut self, config: &Config, touched: &[String]) -> Result<()> {
+    /// with the other as it is. Whether it did.
+    fn untie(&mut self, config: &Config, touched: &[String]) -> Result<bool> {
         let settings = &*self.settings;
         let embeddings = format!("{}{}", settings.trunk.trunk, settings.architecture.embeddings());
         let head = format!("{}lm_head.weight", settings.trunk.head);
@@ -120,22 +135,22 @@ impl Merge<'_> {
             let places = names::candidates(settings, name);
             places.contains(&head) || places.contains(&embeddings)
         };
-        let Some(name) = touched.iter().find(|name| touches(name)) else { return Ok(()) };
+        let Some(name) = touched.iter().find(|name| touches(name)) else { return Ok(false) };
         let mut rows = settings.architecture.model.iter().copied().flatten();
-        let Some(row) = rows.find(|row| row.target == "output.weight") else { return Ok(()) };
+        let Some(row) = rows.find(|row| row.target == "output.weight") else { return Ok(false) };
         if settings.values.holds(row.when).context("config.json")? {
-            return Ok(());
+            return Ok(false);
         }
         if config.tying {
             bail!(
                 "{CONFIG}: ensure_weight_tying = true with {name} of a model whose embeddings are its head, expected false"
             );
         }
-        let Some(stored) = self.checkpoint.get(&embeddings).cloned() else { return Ok(()) };
+        let Some(stored) = self.checkpoint.get(&embeddings).cloned() else { return Ok(false) };
         self.checkpoint.insert(&head, stored);
         self.settings.values.set("tied", 0.0);
         self.settings.values.set("own_head", 1.0);
-        Ok(())
+        Ok(true)
     }
 
     /// The checkpoint's tensor that the adapter calls `name`, with the name it has there.
@@ -166,14 +181,37 @@ impl Merge<'_> {
         Ok(())
     }
 
+    /// Puts the rows that the adapter has for some tokens in the places of theirs. Embeddings that are the head stay one.
+    fn set_tokens(&mut self, config: &Config, module: &str, key: String, rows: Stored) -> Result<()> {
+        let (name, mut weight) = self.find(&format!("{module}.weight"), &key)?;
+        let Some(places) = config.tokens_of(module) else {
+            bail!("{WEIGHTS}: tensor {key} has no tokens, expected trainable_token_indices of {CONFIG} to name them");
+        };
+        let [size, columns] = weight.shape[..] else {
+            bail!("{WEIGHTS}: tensor {key} is for {name} of the shape {:?}, expected a matrix", weight.shape);
+        };
+        if rows.shape != [places.len(), columns] {
+            bail!("{WEIGHTS}: tensor {key} has the shape {:?}, expected {:?}", rows.shape, [places.len(), columns]);
+        }
+        if let Some(token) = places.iter().find(|token| **token >= size) {
+            bail!("{CONFIG}: trainable_token_indices has {token}, expected tokens below {size}, as {name} has");
+        }
+        let matrices = delta::Matrices::Rows { rows: (key, rows), places: places.to_vec() };
+        weight.deltas.push(matrices.of(format!("{}: {WEIGHTS}", self.folder.display()), self.scale));
+        self.checkpoint.insert(&name, weight);
+        self.changed.insert(name);
+        Ok(())
+    }
+
     /// Adds what the adapter says of one module to its weight, and to its bias.
     fn add(&mut self, config: &Config, module: &str, mut parts: Parts) -> Result<()> {
-        let (rank, scale) = config.scale(module)?;
+        let path = format!("{module}.weight");
+        let (rank, scale) = config.scale(if config.names_parameter(&path) { &path } else { module })?;
         let scale = self.scale * scale;
         let bias = parts.take(names::Part::Bias);
         let key = parts.first().map(String::from);
         let Some(key) = key else { bail!("{WEIGHTS}: {module} has a lora_B.bias alone, expected lora_A and lora_B") };
-        let (name, mut weight) = self.find(&format!("{module}.weight"), &key)?;
+        let (name, mut weight) = self.find(&path, &key)?;
         let [rows, columns] = weight.shape[..] else {
             bail!("{WEIGHTS}: tensor {key} is for {name} of the shape {:?}, expected a matrix", weight.shape);
         };

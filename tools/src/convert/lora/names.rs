@@ -36,6 +36,8 @@ pub(super) enum Place {
     Part(String, Part),
     /// It stands in the place of this tensor.
     Whole(String),
+    /// Its rows stand in the places of some of the weight of this module.
+    Tokens(String),
     Unknown,
 }
 
@@ -55,6 +57,11 @@ pub(super) fn place(key: &str) -> Place {
     if let Some(at) = words.iter().position(|word| *word == "modules_to_save") {
         let named = usize::from(words.len() > at + 2);
         return Place::Whole([&words[..at], &words[at + 1 + named..]].concat().join("."));
+    }
+    if let Some(at) = words.iter().position(|word| *word == "token_adapter")
+        && let ["trainable_tokens_delta"] | ["trainable_tokens_delta", _] = words[at + 1..]
+    {
+        return Place::Tokens(words[..at].join("."));
     }
     let is_own = |word: &&str| word.starts_with("lora_") || *word == "original_module" || *word == "token_adapter";
     if words.iter().any(is_own) {
@@ -154,8 +161,8 @@ mod tests {
         assert_eq!(found("mlp.modules_to_save.default.up.weight"), whole("mlp.up.weight"));
         assert_eq!(found("embed.base_layer.weight"), whole("embed.weight"));
         assert_eq!(place("q.lora_A.weight"), part("q", Part::A));
-        for odd in ["q.lora_A.bias", "q.lora_A.x.y.weight", "q.lora_C.weight", "e.token_adapter.trainable_tokens_delta"]
-        {
+        assert_eq!(found("e.token_adapter.trainable_tokens_delta"), Place::Tokens("e".into()));
+        for odd in ["q.lora_A.bias", "q.lora_A.x.y.weight", "q.lora_C.weight", "e.token_adapter.base_layer.weight"] {
             assert_eq!(found(odd), Place::Unknown, "{odd}");
         }
     }

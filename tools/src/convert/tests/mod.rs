@@ -6,6 +6,7 @@ mod files;
 mod golden;
 mod hybrids;
 mod lora;
+mod lora_experts;
 mod mamba;
 mod nvfp4;
 mod packed;
