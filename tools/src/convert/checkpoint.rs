@@ -14,8 +14,15 @@ use std::path::Path;
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
+/// Weights of other formats and layouts, as their publishers call them.
+const OTHERS: [&str; 4] =
+    ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.safetensors", "consolidated.00.pth"];
+
 /// The limit of the format itself.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// Numbers that are compared at once.
+const COMPARED: usize = 1 << 16;
 
 /// The tensors of a checkpoint, of one file or of several.
 #[derive(Debug)]
@@ -58,7 +65,9 @@ impl Checkpoint {
         }
         let mut checkpoint = Checkpoint { tensors: BTreeMap::new(), shards: Vec::new() };
         let Some(index) = super::json::Json::read(folder, INDEX)? else {
-            bail!("{}: expected {WHOLE} or {INDEX} in it", folder.display());
+            let other = OTHERS.iter().find(|name| folder.join(name).exists());
+            let found = other.map_or(String::new(), |name| format!(" and not {name}: save it as safetensors"));
+            bail!("{}: expected {WHOLE} or {INDEX} in it{found}", folder.display());
         };
         let Some(map) = index.get("weight_map").and_then(|map| map.as_object()) else {
             bail!("{INDEX}: weight_map is missing, expected an object of tensor and file names");
@@ -159,6 +168,29 @@ impl Checkpoint {
             .with_context(|| shard.name.clone())
     }
 
+    /// True if two tensors of one shape hold numbers as they are, and not the same ones.
+    pub(super) fn differ(&self, one: &Stored, other: &Stored) -> Result<bool> {
+        let is_plain = |stored: &Stored| stored.scales.is_none() && stored.packed.is_none();
+        let (Some(first), Some(second)) = (one.float, other.float) else { return Ok(false) };
+        if one.shape != other.shape || !is_plain(one) || !is_plain(other) {
+            return Ok(false);
+        }
+        let count: usize = one.shape.iter().product();
+        for start in (0..count).step_by(COMPARED) {
+            let read = |stored: &Stored, float: Float| {
+                let mut numbers = vec![0.0; COMPARED.min(count - start)];
+                let mut bytes = vec![0; float.bytes_of(numbers.len())];
+                self.read(stored, float.bytes_of(start) as u64, &mut bytes)?;
+                float.decode(&bytes, &mut numbers);
+                Ok::<Vec<f32>, anyhow::Error>(numbers)
+            };
+            if read(one, first)? != read(other, second)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// All numbers of a tensor of an adapter.
     pub(crate) fn numbers(&self, name: &str, stored: &Stored) -> Result<Vec<f32>> {
         let float = match stored.float {
@@ -186,6 +218,9 @@ fn read_directory(file: &mut File, name: &str) -> Result<(Metadata, u64)> {
     file.read_exact(&mut size).with_context(|| format!("{name}: not a safetensors file"))?;
     let size = u64::from_le_bytes(size);
     if size > HEADER_BYTES_MAX.min(length.saturating_sub(8)) {
+        let mut beginning = size.to_le_bytes().to_vec();
+        file.take(64).read_to_end(&mut beginning).with_context(|| name.to_string())?;
+        super::json::refuse_pointer(name, &beginning)?;
         bail!("{name}: a header of {size} bytes in a file of {length}, expected a safetensors file");
     }
     let mut header = vec![0; size as usize];

@@ -131,7 +131,17 @@ pub(super) fn read_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     if length > FILE_BYTES_MAX {
         bail!("{name}: {length} bytes, expected at most {FILE_BYTES_MAX}");
     }
-    Ok(Some(std::fs::read(&path).with_context(|| name.to_string())?))
+    let bytes = std::fs::read(&path).with_context(|| name.to_string())?;
+    refuse_pointer(name, &bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Refuses what stands for a file that Git LFS has not fetched.
+pub(super) fn refuse_pointer(name: &str, beginning: &[u8]) -> Result<()> {
+    if beginning.starts_with(b"version https://git-lfs") {
+        bail!("{name}: a pointer of Git LFS, expected the file that it stands for: `git lfs pull` fetches it");
+    }
+    Ok(())
 }
 
 /// What a JSON value is, for messages.

@@ -60,9 +60,13 @@ impl Settings {
         read_values(&config, architecture, &mut values)?;
         set_rope_type(&config, architecture, &mut values)?;
         set_attention_factor(&config, &mut values)?;
-        let own_head = checkpoint.get(&format!("{}lm_head.weight", trunk.head)).is_some();
-        values.set("own_head", f64::from(u8::from(own_head)));
-        values.set("tied", f64::from(u8::from(is_tied(&config, own_head))));
+        let head = checkpoint.get(&format!("{}lm_head.weight", trunk.head));
+        let embeddings = checkpoint.get(&format!("{}{}", trunk.trunk, architecture.embeddings()));
+        // A head that was trained apart counts, whatever the settings of the model say that it was made of.
+        let is_other = head.zip(embeddings).map_or(Ok(false), |(head, embeddings)| checkpoint.differ(head, embeddings));
+        let tied = is_tied(&config, head.is_some()) && !is_other.context("lm_head.weight")?;
+        values.set("own_head", f64::from(u8::from(head.is_some())));
+        values.set("tied", f64::from(u8::from(tied)));
         let layers = limited(&values, "layers")?;
         let extra = if mtp == MtpBlocks::Omit { 0 } else { mtp_layers(architecture, checkpoint) };
         values.set("mtp", extra as f64);
@@ -238,7 +242,8 @@ fn set_attention_factor(config: &Json, values: &mut Values) -> Result<()> {
 }
 
 /// Whether the embeddings are the head: as the outermost object says, which is a wrapper's where there is one, or else as
-/// its language model does. Where nobody says, or the head that one of them speaks of is not there, the tensors do.
+/// its language model does. Where nobody says, or the head that one of them speaks of is not there, the tensors do: as they do
+/// where there is a head with other numbers.
 fn is_tied(config: &Json, own_head: bool) -> bool {
     let inner = config.flag("tie_word_embeddings");
     match config.root().get("tie_word_embeddings").and_then(Value::as_bool).or(inner) {

@@ -255,7 +255,7 @@ fn a_wrapper_around_the_language_model_changes_nothing() {
 /// What a wrapper says of its head goes before what its language model says, as in the library that saves both.
 #[test]
 fn a_wrapper_says_whether_the_head_is_tied() {
-    let fixture = |outer: Json, inner: Json, head: bool| {
+    let fixture = |outer: Json, inner: Json, head: bool, same: bool| {
         let mut wrapped = qwen35("model.language_model.");
         let mut text = wrapped.config.clone();
         text["tie_word_embeddings"] = inner;
@@ -263,18 +263,27 @@ fn a_wrapper_says_whether_the_head_is_tied() {
             "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text, "tie_word_embeddings": outer});
         wrapped.tensors.remove("lm_head.weight");
         if head {
-            let embeddings = wrapped.tensors["model.language_model.embed_tokens.weight"].shape.clone();
-            wrapped.add("lm_head.weight", &embeddings);
+            let embeddings = wrapped.tensors["model.language_model.embed_tokens.weight"].clone();
+            wrapped.add("lm_head.weight", &embeddings.shape);
+            if same {
+                wrapped.tensors.insert("lm_head.weight".into(), embeddings);
+            }
         }
         wrapped
     };
-    let own =
-        |outer: Json, inner: Json, head: bool| fixture(outer, inner, head).f32().tensor("output.weight").is_some();
+    let own = |outer: Json, inner: Json, head: bool| {
+        fixture(outer, inner, head, true).f32().tensor("output.weight").is_some()
+    };
     assert!(!own(json!(true), json!(false), false) && !own(json!(true), json!(false), true));
     assert!(own(json!(false), json!(true), true) && !own(json!(false), json!(true), false));
     assert!(!own(Json::Null, json!(true), true) && own(Json::Null, json!(false), true));
     assert!(own(Json::Null, Json::Null, true) && !own(Json::Null, Json::Null, false));
-    let error = fixture(json!(false), json!(false), false).error(&of(Quant::F32));
+    // One with other numbers counts, whoever says that there is none.
+    for outer in [json!(true), Json::Null] {
+        let other = fixture(outer, json!(true), true, false);
+        assert_eq!(numbers(&other.f32(), "output.weight"), other.numbers("lm_head.weight"));
+    }
+    let error = fixture(json!(false), json!(false), false, false).error(&of(Quant::F32));
     assert!(error.contains("lm_head.weight is missing"), "{error}");
 }
 

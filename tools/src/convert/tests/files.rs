@@ -118,6 +118,24 @@ fn a_missing_or_lying_shard_is_named() {
 }
 
 #[test]
+fn what_is_no_checkpoint_yet_is_named() {
+    for file in ["model.safetensors", "tokenizer.json"] {
+        let fixture = llama();
+        fixture.save();
+        fixture.write(file, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 3\n");
+        let error = convert(fixture.folder.path(), &fixture.path("out.gguf"), &of(Quant::F32)).unwrap_err();
+        let expected =
+            format!("{file}: a pointer of Git LFS, expected the file that it stands for: `git lfs pull` fetches it");
+        assert_eq!(format!("{error:#}"), expected);
+    }
+    let fixture = llama();
+    fixture.save();
+    std::fs::rename(fixture.path("model.safetensors"), fixture.path("pytorch_model.bin")).unwrap();
+    let error = convert(fixture.folder.path(), &fixture.path("out.gguf"), &of(Quant::F32)).unwrap_err();
+    assert!(error.to_string().ends_with("in it and not pytorch_model.bin: save it as safetensors"), "{error}");
+}
+
+#[test]
 fn progress_ends_at_the_total() {
     use std::{cell::RefCell, rc::Rc};
     let fixture = llama();
