@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised fails")]
 
 mod adapter;
+mod behind;
 mod bench_op;
 mod bundled;
 mod chat;

@@ -1,4 +1,4 @@
-//! A processor that fails, or looks for tokens itself as a GPU does.
+//! A processor that fails, looks for tokens itself as a GPU does, or is behind as one is.
 
 use kvas_backend::{
     Act, Backend, DeviceError, Limits, Op, Page, Program, Slot, Step, Store, TopK, TopKFound, WeightSource, op,
@@ -46,6 +46,10 @@ pub(crate) struct Wrapped {
     max_top_k: usize,
     /// Values that were read.
     pub(crate) values_read: Arc<AtomicUsize>,
+    /// Whether it says that steps are computed after [`Backend::run`].
+    pub(crate) runs_behind: bool,
+    /// Is told of every step that is asked for, and of every time that somebody waits for it.
+    pub(crate) watch: Box<dyn FnMut(&'static str) + Send>,
     vocab: usize,
     logits: Vec<f32>,
 }
@@ -53,7 +57,8 @@ pub(crate) struct Wrapped {
 impl Wrapped {
     pub(crate) fn new(countdown: Countdown, max_top_k: usize) -> Self {
         let (device, values_read) = (Cpu::new(1), Arc::default());
-        Self { device, countdown, max_top_k, values_read, vocab: 0, logits: Vec::new() }
+        let (runs_behind, watch) = (false, Box::new(|_: &str| {}));
+        Self { device, countdown, max_top_k, values_read, runs_behind, watch, vocab: 0, logits: Vec::new() }
     }
 }
 
@@ -97,12 +102,25 @@ impl Backend for Wrapped {
         self.device.until_fold(slot)
     }
 
+    fn runs_behind(&self) -> bool {
+        self.runs_behind
+    }
+
+    fn run(&mut self, program: &Program, step: &Step) -> Result<(), DeviceError> {
+        (self.watch)("asked");
+        self.begin(step)?;
+        program.ops.iter().try_for_each(|op| self.execute(op))
+    }
+
     fn execute(&mut self, op: &Op) -> Result<(), DeviceError> {
         self.device.execute(op)
     }
 
     fn read(&mut self, act: Act, first: usize, out: &mut [f32]) -> Result<(), DeviceError> {
         self.countdown.call()?;
+        if out.is_empty() {
+            (self.watch)("awaited");
+        }
         self.values_read.fetch_add(out.len(), Ordering::SeqCst);
         self.device.read(act, first, out)
     }

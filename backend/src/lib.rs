@@ -166,6 +166,11 @@ pub trait Backend: Send {
         StateType::F32
     }
 
+    /// Whether [`Backend::run`] returns before the step is computed, so that others can be told of the one before meanwhile.
+    fn runs_behind(&self) -> bool {
+        false
+    }
+
     /// Takes over what changes from step to step, and decides which replay rings are folded in it.
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError>;
 

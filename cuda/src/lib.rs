@@ -130,6 +130,10 @@ impl Backend for Cuda {
         slots::RING_TYPE
     }
 
+    fn runs_behind(&self) -> bool {
+        true
+    }
+
     fn scratch_bytes(&self, program: &Program, _quants: &[Quant], limits: &Limits) -> u64 {
         Plan::new(program, limits, &self.device).scratch
     }

@@ -94,13 +94,12 @@ impl Engine {
             Ok(chosen) => chosen,
             Err(error) => return Ok(Err(error)),
         };
-        let heard = job.tell_token(token, probabilities);
+        job.chose(token, probabilities);
         let kept = job.rule.as_mut().and_then(|rule| rule.push(token));
         let finish = self.scheduler.sampled(id, token);
         let ending = match (kept, finish) {
             (Some(kept), _) => Some(Ending::Rule(kept)),
             (None, Some(finish)) => Some(Ending::Finish(finish)),
-            (None, None) if !heard => Some(Ending::Finish(Finish::Cancelled)),
             (None, None) => job.choice.is_over_after(token).then_some(Ending::Finish(Finish::Stop)),
         };
         Ok(Ok((token, ending)))

@@ -176,6 +176,8 @@ pub(super) struct Job {
     pub(super) scoring: Option<PromptScoring>,
     /// How many tokens its sequence holds; `None`: all of them.
     pub(super) bound: Option<EvictionPolicy>,
+    /// What has happened that nobody was told of yet, in order.
+    pub(super) untold: Vec<Event>,
     /// The sequence is released when the request ends.
     pub(super) ephemeral: bool,
     /// How the answer is drafted.
@@ -230,17 +232,26 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
-    /// Tells one thing; false if nobody listens any more.
-    pub(super) fn tell(&mut self, event: Event) -> bool {
-        (self.audience.events)(event)
+    /// Tells one thing, after all that came before it.
+    pub(super) fn tell(&mut self, event: Event) {
+        self.untold.push(event);
+        self.tell_untold();
     }
 
-    /// Tells a chosen token; false if nobody listens any more.
-    pub(super) fn tell_token(&mut self, token: u32, probabilities: Option<Box<Probabilities>>) -> bool {
+    /// Tells what nobody was told of yet. If nobody listens any more, the request is called off.
+    pub(super) fn tell_untold(&mut self) {
+        let Audience { events, cancelled } = &mut self.audience;
+        if !self.untold.drain(..).all(events) {
+            cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes a chosen token, which is to be told.
+    pub(super) fn chose(&mut self, token: u32, probabilities: Option<Box<Probabilities>>) {
         self.first_token.get_or_insert_with(Instant::now);
         self.timings.generated_tokens += 1;
-        let heard = probabilities.is_none_or(|probabilities| self.tell(Event::Probabilities(probabilities)));
-        heard && self.tell(Event::Token(token))
+        self.untold.extend(probabilities.map(Event::Probabilities));
+        self.untold.push(Event::Token(token));
     }
 
     /// Tells that the request is over.

@@ -226,6 +226,9 @@ impl Engine {
             self.start_layerwise_prefill()?;
         }
         let began = Instant::now();
+        if self.prefill.is_some() {
+            self.tell_untold();
+        }
         while let Some(mut prefill) = self.prefill.take_if(|_| began.elapsed() < TURN) {
             let id = prefill.id;
             let room = self.runner.reserve_prefill_step(&mut self.memory, &prefill);

@@ -187,6 +187,8 @@ impl Engine {
                 }
             }
             while let Ok(command) = inbox.try_recv() {
+                // Which may take its time.
+                self.tell_untold();
                 self.command(command);
             }
             self.drop_cancelled();
@@ -319,7 +321,20 @@ impl Engine {
         prompt.iter().for_each(|token| sampler.accept(*token));
         let choice = Choice { sampler, constraint, top_tokens, reported, stop_tokens, min_tokens };
         let (started, first_token, scoring) = (Instant::now(), None, score.map(PromptScoring::new));
-        let job = Job { choice, rule, audience, timings, started, first_token, scoring, bound, ephemeral, speculation };
+        let untold = Vec::new();
+        let job = Job {
+            choice,
+            rule,
+            audience,
+            timings,
+            started,
+            first_token,
+            scoring,
+            bound,
+            untold,
+            ephemeral,
+            speculation,
+        };
         self.jobs.insert(id, job);
         Ok(())
     }
@@ -403,6 +418,11 @@ impl Engine {
         *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = error.map(ToString::to_string);
     }
 
+    /// Tells everybody what has happened since.
+    fn tell_untold(&mut self) {
+        self.jobs.values_mut().for_each(Job::tell_untold);
+    }
+
     fn drop_cancelled(&mut self) {
         let left = self.jobs.iter().filter(|(_, job)| job.audience.has_left());
         let ids: Vec<_> = left.map(|(id, _)| *id).collect();
@@ -444,15 +464,22 @@ impl Engine {
         }
         self.steps.preemptions += plan.paused as u64;
         if plan.spans.is_empty() {
+            self.tell_untold();
             return Ok(());
         }
         self.steps.count += 1;
         let began = Instant::now();
         self.runner.run(&plan.spans, (&self.scheduler, &self.memory))?;
+        // Of the step before, while the device is at work.
+        self.tell_untold();
         self.look_for(&plan.spans)?;
         self.pace.ran(&plan.spans, started.elapsed());
         self.speculation.ran(&plan.spans, began.elapsed());
         let outcomes = self.hand_out(&plan.spans)?;
+        // Where a draft is made or a step computed before the next one is on its way, nobody waits for that.
+        if !self.runner.runs_behind() || self.speculation.has_drafters() {
+            self.tell_untold();
+        }
         self.handed_out = Some(Instant::now());
         self.show_drafters(&plan.spans, &outcomes)?;
         self.commit(&plan.spans, &outcomes)?;

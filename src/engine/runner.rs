@@ -122,6 +122,11 @@ impl Runner {
         self.backend.run(&self.program, &self.step)
     }
 
+    /// Whether [`Runner::run`] returns while the device is still at work.
+    pub fn runs_behind(&self) -> bool {
+        self.backend.runs_behind()
+    }
+
     /// The most tokens of a row that the device looks for itself; 0 if it leaves that to who reads the logits.
     pub fn max_top_k(&self) -> usize {
         self.backend.max_top_k()

@@ -43,6 +43,10 @@ impl Speculation {
         Self { drafters, most, effort, costs, acceptance, drafted }
     }
 
+    pub(super) fn has_drafters(&self) -> bool {
+        !self.drafters.is_empty()
+    }
+
     pub(super) fn forget(&mut self, id: SequenceId) {
         self.drafters.iter_mut().for_each(|(drafter, _)| drafter.forget(id));
         self.acceptance.retain(|(sequence, _), _| *sequence != id);
