@@ -37,7 +37,11 @@ fn the_cache_is_counted_once_a_prompt() {
     let host = Host::start(4, |_, _| ());
     let cached = |usage: &Value| usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     let (mut overtaken, stop) = (0, json!(["."]));
-    for seed in 0..12 {
+    for seed in 0..100 {
+        // On a busy machine the first answer may be ahead of the others for many a time.
+        if seed >= 12 && overtaken > 0 {
+            break;
+        }
         let body = json!({
             "messages": [{"role": "user", "content": format!("{seed} hens, a fox and a cow went to the sea. Where are they?")}],
             "n": 4, "seed": seed, "temperature": 1.5, "max_tokens": 100, "stop": stop, "stream": true,
@@ -215,8 +219,9 @@ fn reasoning_is_told_apart_ended_by_its_budget_and_switched_off() {
     let endless = ask(json!({}));
     let all = part(&endless, "reasoning_content");
     assert!(tokens(&all) > 30 && part(&endless, "content").is_empty(), "{endless}");
-    for budget in [0, 1, 7, 30] {
-        let ended = ask(json!({"reasoning_budget": budget}));
+    let names = ["reasoning_budget", "thinking_budget", "thinking_token_budget"].into_iter().cycle();
+    for (budget, name) in [0, 1, 7, 30].into_iter().zip(names) {
+        let ended = ask(json!({name: budget}));
         let (thought, said) = (part(&ended, "reasoning_content"), part(&ended, "content"));
         assert!(tokens(&thought) <= budget + 1 && all.starts_with(&thought), "{budget}: {ended}");
         assert!(thought.is_empty() == (budget == 0) && tokens(&said) >= 10, "{budget}: {ended}");

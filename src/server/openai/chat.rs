@@ -77,7 +77,7 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     if let Some(documents) = fields.list("documents")? {
         turn.variables.insert("documents".into(), json!(documents));
     }
-    if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget"])? {
+    if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget", "thinking_token_budget"])? {
         turn.budget = usize::try_from(budget).ok();
     }
     let (choice, allowed) = tool_choice(fields)?;
