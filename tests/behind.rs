@@ -3,12 +3,14 @@
 use crate::{
     golden::{converted, fixture},
     simulation::request,
+    speculation::Script,
     wrapped::{Countdown, Wrapped},
 };
 use kvas::{
     engine::{Engine, EngineConfig, EngineHandle, Event, Request},
     model::Model,
     scheduler::Finish,
+    speculation::{Drafter, Lookup},
 };
 use kvas_backend::{KvType, Limits, Replay, StateType};
 use kvas_gguf::Quant;
@@ -18,7 +20,7 @@ const CONTEXT: usize = 200;
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-fn engine(model: &Model, runs_behind: bool) -> (EngineHandle, Log) {
+fn engine(model: &Model, runs_behind: bool, drafters: Vec<Box<dyn Drafter>>) -> (EngineHandle, Log) {
     let (pages, replay, kv_type) = (1 + model.program.page_stores() * 100, Replay::new(8, 4), KvType::F32);
     let (page_size, slots, snapshots, state_type) = (8, 5, 4, StateType::F32);
     let limits =
@@ -29,7 +31,7 @@ fn engine(model: &Model, runs_behind: bool) -> (EngineHandle, Log) {
     device.watch = Box::new(move |what| noted.lock().unwrap().push(what.into()));
     let runner = model.prepare(Box::new(device), limits, &mut |_, _| {}).unwrap();
     log.lock().unwrap().clear();
-    (Engine::start(runner, EngineConfig::new(CONTEXT)), log)
+    (Engine::start(runner, EngineConfig { drafters, ..EngineConfig::new(CONTEXT) }), log)
 }
 
 /// Every event of a request, noted as it is told, and whether it is the last.
@@ -51,19 +53,26 @@ fn noting(log: &Log, ended: mpsc::Sender<()>) -> Box<dyn FnMut(Event) -> bool + 
 #[test]
 fn tokens_are_told_while_the_next_step_runs() {
     let model = converted(&fixture("qwen35"), Quant::F32);
-    for runs_behind in [false, true] {
-        let (engine, log) = engine(&model, runs_behind);
+    // A model that drafts has the device compute before the next step: nobody waits for it.
+    let script = || Box::new(Script::random(vec![], model.spec.vocab)) as Box<dyn Drafter>;
+    for (runs_behind, drafters, is_late) in [
+        (false, vec![], false),
+        (true, vec![], true),
+        (true, vec![Box::new(Lookup::default()) as Box<dyn Drafter>], true),
+        (true, vec![script()], false),
+    ] {
+        let (engine, log) = engine(&model, runs_behind, drafters);
         let (ended, end) = mpsc::channel();
         let _cancel = engine.submit_to(request(None, &[3, 4, 5], 3, model.spec.vocab), noting(&log, ended));
         end.recv().unwrap();
         let found: Vec<_> = log.lock().unwrap().iter().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
         // The last token of a prompt is read by itself.
-        let expected = if runs_behind {
+        let expected = if is_late {
             "asked awaited asked awaited asked token awaited asked token awaited token Length"
         } else {
             "asked awaited asked awaited token asked awaited token asked awaited token Length"
         };
-        assert_eq!(found.join(" "), expected, "behind: {runs_behind}");
+        assert_eq!(found.join(" "), expected, "behind: {runs_behind}, late: {is_late}");
     }
 }
 
@@ -71,7 +80,7 @@ fn tokens_are_told_while_the_next_step_runs() {
 fn everybody_hears_the_same_of_a_device_that_is_behind() {
     let model = converted(&fixture("granitehybrid"), Quant::F32);
     let hear = |runs_behind: bool| {
-        let (engine, _) = engine(&model, runs_behind);
+        let (engine, _) = engine(&model, runs_behind, vec![]);
         let asked = (0..4u32).map(|number| {
             let prompt: Vec<_> = (0..5 + 20 * number).map(|at| 3 + (at * 7 + number) % 40).collect();
             let plain = request(None, &prompt, 6 + 5 * number as usize, model.spec.vocab);
@@ -94,7 +103,7 @@ fn everybody_hears_the_same_of_a_device_that_is_behind() {
 fn a_request_ends_when_nobody_listens() {
     let model = converted(&fixture("llama"), Quant::F32);
     for runs_behind in [false, true] {
-        let (engine, _) = engine(&model, runs_behind);
+        let (engine, _) = engine(&model, runs_behind, vec![]);
         let talk = engine.open().unwrap();
         let mut heard = 0;
         let listens = move |event| {

@@ -476,8 +476,8 @@ impl Engine {
         self.pace.ran(&plan.spans, started.elapsed());
         self.speculation.ran(&plan.spans, began.elapsed());
         let outcomes = self.hand_out(&plan.spans)?;
-        // Where a draft is made or a step computed before the next one is on its way, nobody waits for that.
-        if !self.runner.runs_behind() || self.speculation.has_drafters() {
+        // Nobody waits for what is computed before the next step is on its way.
+        if !self.runner.runs_behind() || self.speculation.has_models() {
             self.tell_untold();
         }
         self.handed_out = Some(Instant::now());

@@ -4,7 +4,7 @@ use super::{Engine, choose::Outcome, job::Job};
 use crate::{
     memory::SequenceId,
     scheduler::PlannedSpan,
-    speculation::{Acceptance, Confidence, Costs, DraftRequest, Drafter, Effort},
+    speculation::{Acceptance, Confidence, Costs, DraftRequest, Drafter, DrafterKind, Effort},
 };
 use kvas_backend::{DeviceError, Outputs};
 use std::{
@@ -43,8 +43,12 @@ impl Speculation {
         Self { drafters, most, effort, costs, acceptance, drafted }
     }
 
-    pub(super) fn has_drafters(&self) -> bool {
-        !self.drafters.is_empty()
+    /// Whether a model drafts: the device computes then before the next step is on its way.
+    pub(super) fn has_models(&self) -> bool {
+        self.drafters.iter().any(|(drafter, _)| match drafter.kind() {
+            DrafterKind::Mtp | DrafterKind::Draft => true,
+            DrafterKind::Ngram => false,
+        })
     }
 
     pub(super) fn forget(&mut self, id: SequenceId) {

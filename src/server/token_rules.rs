@@ -61,11 +61,15 @@ impl TokenRules {
 
     /// Whether some token may come first that is none of `ends` and has a bias that does not exclude it.
     pub fn leave_some(&self, vocab: usize, bias: &[(u32, f32)], ends: &[u32]) -> bool {
-        let all = || mask(0..vocab as u32, vocab);
-        let mut mask = self.allowed.as_ref().map_or_else(all, |allowed| allowed.to_vec());
         let excluded = bias.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY).map(|(token, _)| *token);
         let barred = self.barred.iter().filter_map(|tokens| tokens.first().filter(|_| tokens.len() == 1).copied());
         let none: Vec<u32> = excluded.chain(barred).chain(ends.iter().copied()).collect();
+        let mut mask = match &self.allowed {
+            // Fewer than there are: most requests exclude nothing at all.
+            None if none.len() < vocab => return true,
+            None => mask(0..vocab as u32, vocab),
+            Some(allowed) => allowed.to_vec(),
+        };
         remove(&mut mask, &none);
         mask.iter().any(|word| *word != 0)
     }
@@ -240,6 +244,19 @@ mod tests {
             let mut narrowed = rules.narrow(Some(Box::new(Says(allowed)))).unwrap();
             assert_eq!(left(&mut *narrowed).unwrap_or_default(), expected, "{allowed:?}");
         }
+    }
+
+    #[test]
+    fn what_is_left_to_begin_with_is_counted() {
+        let (open, excluded) = (TokenRules::default(), |count: u32| -> Vec<(u32, f32)> {
+            (0..count).map(|token| (token, f32::NEG_INFINITY)).collect()
+        });
+        assert!(open.leave_some(40, &[], &[]) && open.leave_some(40, &excluded(39), &[]));
+        assert!(!open.leave_some(40, &excluded(40), &[]) && !open.leave_some(40, &excluded(39), &[39]));
+        // One that is excluded twice leaves another.
+        assert!(open.leave_some(40, &excluded(39), &[3]) && open.leave_some(40, &[(1, -100.0); 40], &[]));
+        let two = TokenRules { barred: vec![vec![2], vec![3, 4]], allowed: Some([0b1100, 0].into()), ..open };
+        assert!(two.leave_some(40, &[], &[]) && !two.leave_some(40, &[], &[3]));
     }
 
     #[test]
