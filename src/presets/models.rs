@@ -387,18 +387,25 @@ pub const PRESETS: &[Preset] = &[
         tied: true,
         blocks: 48,
         pattern: "M",
-        keys: &[&[
-            ("context_length", U(1_048_576)),
-            ("embedding_length", U(1024)),
-            ("feed_forward_length", U(0)),
-            ("attention.head_count", U(0)),
-            ("attention.layer_norm_rms_epsilon", F(1e-5)),
-            ("ssm.conv_kernel", U(4)),
-            ("ssm.inner_size", U(2048)),
-            ("ssm.state_size", U(128)),
-            ("ssm.time_step_rank", U(32)),
-            ("ssm.group_count", U(1)),
-        ]],
+        keys: &[
+            STATE_SPACES,
+            &[("embedding_length", U(1024)), ("ssm.inner_size", U(2048)), ("ssm.time_step_rank", U(32))],
+        ],
+        tensors: &[],
+        marks: &[MAMBA2],
+    },
+    Preset {
+        name: "mamba2-780m",
+        architecture: "mamba2",
+        millions: 780.0,
+        vocab: 50_288,
+        tied: true,
+        blocks: 48,
+        pattern: "M",
+        keys: &[
+            STATE_SPACES,
+            &[("embedding_length", U(1536)), ("ssm.inner_size", U(3072)), ("ssm.time_step_rank", U(48))],
+        ],
         tensors: &[],
         marks: &[MAMBA2],
     },
@@ -504,6 +511,16 @@ const LFM2: Keys = &[
     ("attention.layer_norm_rms_epsilon", F(1e-5)),
     ("rope.freq_base", F(1_000_000.0)),
     ("shortconv.l_cache", U(3)),
+];
+
+const STATE_SPACES: Keys = &[
+    ("context_length", U(1_048_576)),
+    ("feed_forward_length", U(0)),
+    ("attention.head_count", U(0)),
+    ("attention.layer_norm_rms_epsilon", F(1e-5)),
+    ("ssm.conv_kernel", U(4)),
+    ("ssm.state_size", U(128)),
+    ("ssm.group_count", U(1)),
 ];
 
 const QK_NORM: Marks = ('A', &["attn_q_norm.weight"]);

@@ -119,6 +119,7 @@ fn shapes_and_formats_are_those_of_a_converter() {
         ("qwen3-next-80b-a3b", "blk.0.ssm_ba.weight", &[2048, 64], Q4K),
         ("mamba2-370m", "blk.0.ssm_d", &[1, 32], F32),
         ("mamba2-370m", "blk.0.ssm_norm.weight", &[2048, 1], F32),
+        ("mamba2-780m", "blk.0.ssm_in.weight", &[1536, 6448], Q4K),
         ("nemotron-3-nano-4b", "blk.0.ssm_norm.weight", &[960, 8], F32),
         ("nemotron-3-nano-4b", "blk.0.ssm_in.weight", &[3136, 17_504], Q5_0),
         ("nemotron-3-nano-30b-a3b", "blk.1.exp_probs_b.bias", &[128], F32),

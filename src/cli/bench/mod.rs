@@ -77,6 +77,8 @@ struct Test {
 struct Measured {
     /// Tokens per second of every repetition.
     rates: Vec<f64>,
+    /// Operations a second that the device can do, as measured beside each repetition; empty where it was measured once.
+    peaks: Vec<f64>,
     /// Bytes of keys and values that are read for a token, of those that are held.
     kv_bytes: f64,
 }
@@ -132,7 +134,7 @@ impl Bench {
             ))?;
         }
         for test in self.tests() {
-            let measured = self.measure((&model, bound.as_ref()), &mut runner, test)?;
+            let measured = self.measure((&model, bound.as_ref()), (&mut runner, &place), test)?;
             self.report((&model, &place), test, &measured, (limits, loaded))?;
             if self.profile {
                 let kinds = self.profile((&model, bound.as_ref()), &mut runner, test)?;
@@ -207,16 +209,19 @@ impl Bench {
         Ok(watch.kinds())
     }
 
-    /// Tokens per second of every repetition, and what is read of keys and values for each.
+    /// Tokens per second of every repetition, and what is read of keys and values for each. What else runs on the host of
+    /// a virtual machine may slow its matrix unit down to a quarter for seconds: on a processor the peak that prompts are
+    /// compared with is the better of those just before and just after them.
     fn measure(
         &self,
         (model, bound): (&Model, Option<&EvictionPolicy>),
-        runner: &mut Runner,
+        (runner, place): (&mut Runner, &Place),
         test: Test,
     ) -> anyhow::Result<Measured> {
+        let is_computing = test.prompt > 0 && matches!(place, Place::Cpu { .. });
         let (mut memory, sequences) = self.sequences((model, bound), runner, test)?;
         let (batch, kv_type) = (self.model.run.batch_size as usize, self.model.run.kv_type(model)?);
-        let (mut rates, mut all_bytes) = (Vec::new(), 0);
+        let (mut rates, mut peaks, mut all_bytes, mut before) = (Vec::new(), Vec::new(), 0, 0.0);
         // The first round warms caches and is not counted.
         for round in 0..=self.repetitions {
             go_back((runner, &mut memory), &sequences, (test, model.spec.vocab), bound)?;
@@ -236,15 +241,22 @@ impl Bench {
             if round > 0 {
                 rates.push(test.tokens() as f64 / started.elapsed().as_secs_f64());
             }
+            if is_computing {
+                let after = place.compute_peak()?;
+                if round > 0 {
+                    peaks.push(f64::max(before, after));
+                }
+                before = after;
+            }
         }
-        Ok(Measured { rates, kv_bytes: all_bytes as f64 / test.tokens() as f64 })
+        Ok(Measured { rates, peaks, kv_bytes: all_bytes as f64 / test.tokens() as f64 })
     }
 
     fn report(
         &self,
         (model, place): (&Model, &Place),
         test: Test,
-        Measured { rates, kv_bytes }: &Measured,
+        Measured { rates, peaks, kv_bytes }: &Measured,
         (limits, loaded): (Limits, f64),
     ) -> std::io::Result<()> {
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;
@@ -253,7 +265,9 @@ impl Bench {
         let traffic = traffic(&model.program, &model.file, kv_type);
         let bytes = bytes_per_token(&traffic, test, self.model.run.batch_size as usize) + kv_bytes;
         let (bytes_rate, flops_rate) = (bytes * mean, 2.0 * traffic.multiply_adds as f64 * mean);
-        let shares = (bytes_rate / limits.bytes_per_second, flops_rate / limits.flops_per_second);
+        let beside = rates.iter().zip(peaks).map(|(rate, peak)| flops_rate / mean * rate / peak).collect::<Vec<_>>();
+        let computed = if beside.is_empty() { flops_rate / limits.flops_per_second } else { median(beside) };
+        let shares = (bytes_rate / limits.bytes_per_second, computed);
         let format = model.file.tensor("token_embd.weight").map_or("?", |info| info.quant.name());
         if self.json {
             return print(format_args!(
@@ -275,6 +289,13 @@ impl Bench {
             "{name:>12} {depth:>7} {mean:>10.2} {deviation:>7.2} {gbs:>9.2} {bandwidth:>6.1}% {gflops:>9.1} {compute:>6.1}%"
         ))
     }
+}
+
+/// The one in the middle, of at least one.
+pub(in crate::cli) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }
 }
 
 /// The head of the table: the device, and what it can do.

@@ -1,6 +1,6 @@
 //! What the benchmarks of single ops share: their flags, the lines they print, and the gates they must pass.
 
-use crate::cli::{device::Place, flags::ComputeFlags, print};
+use crate::cli::{bench::median, device::Place, flags::ComputeFlags, print};
 use clap::Args;
 use serde_json::json;
 use std::io::Result;
@@ -65,13 +65,6 @@ impl Times {
     pub(super) fn times_faster_than(&self, other: &Times) -> f64 {
         median(self.0.iter().zip(&other.0).map(|(own, other)| other / own).collect())
     }
-}
-
-/// The one in the middle, of at least one.
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len().is_multiple_of(2) { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }
 }
 
 /// One line of a table.

@@ -1,10 +1,7 @@
 //! `kvas bench-op spec_ngram`: answers with drafts from the text itself, against answers without.
 
-use super::{
-    answers::{Answers, answers, same},
-    report::median,
-};
-use crate::cli::{device, flags::ModelFlags, print};
+use super::answers::{Answers, answers, same};
+use crate::cli::{bench::median, device, flags::ModelFlags, print};
 use anyhow::{Context, ensure};
 use clap::Args;
 use kvas::{
