@@ -159,9 +159,9 @@ impl HotTiles {
         let mut c = Arena::<f32>::zeroed(rows * width);
         let lines: &[Line] = bytemuck::cast_slice(&self.b);
         let (a, b) = (self.a.split_at(steps * SIDE * STEP).into(), lines.split_at(steps * SIDE).into());
-        let (open, c_stride) = (unit.open(), width);
+        let open = unit.open();
         for _ in 0..PRODUCTS {
-            open.multiply(Multiply { a, b, c: &mut c, c_stride, accumulate: true });
+            open.multiply(Multiply { a, b, c: &mut c, accumulate: true });
         }
         black_box(&*c);
         2 * rows * width * steps * STEP * PRODUCTS

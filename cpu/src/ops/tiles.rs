@@ -17,18 +17,19 @@ use std::{marker::PhantomData, ops::Range};
 
 /// Entries whose sums are kept at once: more would turn the same weights into tiles again.
 const ENTRIES: usize = 512;
-/// Weight rows whose sums are kept at once: all of them meet some columns of the entries while those are in the second-level
-/// cache.
+/// Weight rows of a piece, whose sums are kept at once: all of them meet some columns of a few entries while those are in the
+/// first-level cache, and all entries meet these columns while they are in the second-level cache. With fewer of them sums go
+/// back and forth more often than products are made of them.
 const SUMS: usize = 256;
-/// Weight rows of a piece.
-const WIDTH: usize = 64;
-/// Steps of a piece, a section of its panels: with its rows they fill most of the first-level cache.
+/// Steps of a piece, a section of its panels: with more, two tiles of activations would fill most of the first-level cache.
 const STEPS: usize = SECTION;
 /// Lines of a piece of one panel.
 const LINES: usize = STEPS * SIDE;
+/// Sums of two tiles of entries with two panels.
+const BLOCK: usize = 4 * SIDE * SIDE;
 
 /// Floats of scratch a thread needs besides that of other products.
-pub(crate) const SCRATCH: usize = SIDE + 2 * ENTRIES * SUMS + WIDTH * LINES;
+pub(crate) const SCRATCH: usize = SIDE + 2 * (ENTRIES + SIDE) * SUMS + SUMS * LINES;
 
 /// Whether products with a format are worth the bits that activations lose in bf16: those with weights in bf16 are
 /// exact but for that, so that activations go through the unit in two parts.
@@ -52,7 +53,8 @@ impl Product<'_> {
         let aligned = scratch.as_ptr().align_offset(size_of::<Line>()).min(SIDE);
         let (y, scratch) = scratch[aligned..].split_at_mut(ENTRIES * SUMS);
         let (other, scratch) = scratch.split_at_mut(ENTRIES * SUMS);
-        let (lines, scratch) = scratch.split_at_mut(WIDTH * LINES);
+        let (rows, scratch) = scratch.split_at_mut(2 * SIDE * SUMS);
+        let (lines, scratch) = scratch.split_at_mut(SUMS * LINES);
         let lines: &mut [Line] = bytemuck::cast_slice_mut(lines);
         let open = tiled.tiles.open();
         let [first, columns] = [out.first()[1], out.size()[1]];
@@ -60,27 +62,59 @@ impl Product<'_> {
         for (group, end) in tiled.ends.iter().map(|end| *end as usize).enumerate() {
             for at in (0..columns).step_by(SUMS) {
                 let count = SUMS.min(columns - at);
-                let rows = first + at..first + at + count;
+                let outputs = first + at..first + at + count;
                 for block in (start..end).step_by(ENTRIES) {
                     let block = block..(block + ENTRIES).min(end);
                     let mut piece =
-                        Piece { product: self, open: &open, tiled, group, rows: rows.clone(), lines, scratch };
+                        Piece { product: self, open: &open, tiled, group, rows: outputs.clone(), lines, scratch };
                     let entries = (tile + (block.start - start) / SIDE, block.len());
                     piece.multiply(self.matrix, entries, y);
                     if let Some(matrix) = self.other {
                         piece.multiply(matrix, entries, other);
                     }
-                    for part in (0..count).step_by(WIDTH) {
-                        let (order, per_output) = (Some(tiled.order), self.entries.per_output);
-                        let entries = FinishedEntries { order, block: block.clone(), per_output };
-                        let (y, other) = (&mut y[part * ENTRIES..], &other[part * ENTRIES..]);
-                        let part = (at + part, first + at + part, WIDTH.min(count - part));
-                        self.proof.run(FinishBlock { finish: self.finish, entries, part, y, other, width: WIDTH, out });
-                    }
+                    let (order, per_output) = (Some(tiled.order), self.entries.per_output);
+                    let entries = FinishedEntries { order, block, per_output };
+                    self.finish_tiled(entries, (at, first + at, count), [y, other], rows, out);
                 }
             }
             tile += (end - start).div_ceil(SIDE);
             start = end;
+        }
+    }
+
+    /// Writes the sums of some entries where they belong, with room for a tile of entries.
+    fn finish_tiled(
+        &self,
+        FinishedEntries { order, block, per_output }: FinishedEntries<'_>,
+        part: (usize, usize, usize),
+        sums: [&[f32]; 2],
+        rows: &mut [f32],
+        out: &mut Tile<'_, f32>,
+    ) {
+        let (finish, end) = (self.finish, block.end);
+        let (y, other) = rows.split_at_mut(SIDE * SUMS);
+        for (tile, first) in block.step_by(SIDE).enumerate() {
+            gather((sums[0], part.2), tile, y);
+            if self.other.is_some() {
+                gather((sums[1], part.2), tile, other);
+            }
+            let entries = FinishedEntries { order, block: first..(first + SIDE).min(end), per_output };
+            self.proof.run(FinishBlock { finish, entries, part, y, other, width: SUMS, out });
+        }
+    }
+}
+
+/// Where the sums of two panels with two tiles of entries are.
+const fn block(panel: usize, tile: usize) -> usize {
+    (panel / 2 * (ENTRIES / SIDE / 2) + tile / 2) * BLOCK
+}
+
+/// `rows[entry][row]` of a tile of entries, of the first `count` rows.
+fn gather((y, count): (&[f32], usize), tile: usize, rows: &mut [f32]) {
+    for panel in 0..count.div_ceil(ROWS) {
+        let sums = &y[block(panel, tile) + (tile % 2 * 2 + panel % 2) * SIDE * SIDE..][..SIDE * SIDE];
+        for (row, sums) in rows.chunks_exact_mut(SUMS).zip(sums.as_chunks::<ROWS>().0) {
+            row[panel * ROWS..][..ROWS].copy_from_slice(sums);
         }
     }
 }
@@ -92,27 +126,26 @@ struct Piece<'a, 'b> {
     tiled: TiledEntries<'a>,
     group: usize,
     rows: Range<usize>,
-    /// `[WIDTH / 16][LINES]`
+    /// `[SUMS / 16][LINES]`
     lines: &'a mut [Line],
     /// For a panel that is packed as it is used.
     scratch: &'a mut [f32],
 }
 
 impl Piece<'_, '_> {
-    /// `y[row / WIDTH][entry][row % WIDTH] = matrix[row] . x[entry]` for so many entries from a tile on, with room for `ENTRIES`.
+    /// `y = matrix[row] . x[entry]` for so many entries from a tile on, with room for `ENTRIES`, as `[pair of panels][pair of
+    /// tiles][2 tiles][2 panels][16 entries][16 rows]`.
     fn multiply(&mut self, matrix: &Matrix, entries: (usize, usize), y: &mut [f32]) {
         let all = matrix.columns / STEP;
         for from in (0..all).step_by(STEPS) {
             let steps = from..(from + STEPS).min(all);
-            for (first, y) in (0..self.rows.len()).step_by(WIDTH).zip(y.chunks_mut(ENTRIES * WIDTH)) {
-                let panels = first / ROWS..(first + WIDTH).min(self.rows.len()).div_ceil(ROWS);
-                panels.clone().enumerate().for_each(|(at, panel)| self.unpack(matrix, (at, panel), steps.clone()));
-                self.add(matrix, (panels.len(), steps.clone()), entries, y);
-            }
+            let panels = self.rows.len().div_ceil(ROWS);
+            (0..panels).for_each(|panel| self.unpack(matrix, panel, steps.clone()));
+            self.add(matrix, (panels, steps), entries, y);
         }
     }
 
-    /// `y[entry][row] (+)= lines[row] . x[entry]` for some steps of so many panels.
+    /// Adds what some steps of so many panels give to `y`.
     fn add(
         &self,
         matrix: &Matrix,
@@ -132,17 +165,16 @@ impl Piece<'_, '_> {
                     let tile = tile + entry / SIDE;
                     let second = if entries - entry > SIDE { of_tile(tile + 1) } else { &[] };
                     let (a, b) = ([of_tile(tile), second], [lines(panel), lines(panel + 1)]);
-                    let c = &mut y[entry * WIDTH + panel * ROWS..];
-                    let (c_stride, accumulate) = (WIDTH, steps.start + part > 0);
-                    self.open.multiply(Multiply { a, b, c, c_stride, accumulate });
+                    let c = &mut y[block(panel, entry / SIDE)..][..BLOCK];
+                    self.open.multiply(Multiply { a, b, c, accumulate: steps.start + part > 0 });
                 }
             }
         }
     }
 
-    /// Turns some steps of panel `panel` of these rows into tiles, the panel `at` of a piece.
-    fn unpack(&mut self, matrix: &Matrix, (at, panel): (usize, usize), steps: Range<usize>) {
-        let out = &mut self.lines[at * LINES..][..steps.len() * SIDE];
+    /// Turns some steps of panel `panel` of these rows into tiles.
+    fn unpack(&mut self, matrix: &Matrix, panel: usize, steps: Range<usize>) {
+        let out = &mut self.lines[panel * LINES..][..steps.len() * SIDE];
         let (tiles, outputs) = (self.tiled.tiles, self.product.outputs);
         let first = self.rows.start + panel * ROWS;
         if let Some(panels) = matrix.panels(outputs) {

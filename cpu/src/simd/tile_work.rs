@@ -57,10 +57,9 @@ pub(crate) struct Multiply<'a> {
     pub(crate) a: [&'a [u16]; 2],
     /// By tile: `[steps * 16]`
     pub(crate) b: [&'a [Line]; 2],
-    /// From the first row's first of 32 columns on.
+    /// `[1 or 2 of a][2 of b][16, 16]`: the tiles of the sums, one after the other. Rows of a larger matrix, apart from each other,
+    /// take a tenth longer.
     pub(crate) c: &'a mut [f32],
-    /// Values from one row of `c` to the next.
-    pub(crate) c_stride: usize,
     /// Whether `c` is added to.
     pub(crate) accumulate: bool,
 }

@@ -212,52 +212,47 @@ impl Drop for Open {
 impl Open {
     /// Multiplies.
     pub(crate) fn multiply(&self, work: Multiply<'_>) {
-        let Multiply { a, b, c, c_stride, accumulate } = work;
+        let Multiply { a, b, c, accumulate } = work;
         let (steps, is_single) = (b[0].len() / SIDE, a[1].is_empty());
-        let rows = if is_single { SIDE } else { 2 * SIDE };
+        let sums = if is_single { 2 } else { 4 } * SIDE * SIDE;
         assert!(steps > 0 && b[1].len() == b[0].len() && b[0].len() == steps * SIDE, "whole steps of both tiles");
         assert!(a[0].len() == steps * SIDE * STEP && (is_single || a[1].len() == a[0].len()), "as many steps of a");
-        assert!(c_stride >= 2 * SIDE && c.len() >= (rows - 1) * c_stride + 2 * SIDE, "all rows of c");
+        assert!(c.len() >= sums, "all tiles of c");
         let ([a0, a1], [b0, b1]) = (a.map(<[u16]>::as_ptr), b.map(<[Line]>::as_ptr));
-        let (c0, c_bytes) = (c.as_mut_ptr(), 4 * c_stride);
+        let (c, line, accumulate) = (c.as_mut_ptr(), size_of::<Line>(), usize::from(accumulate));
         // SAFETY: the assertions keep every load and store within the slices, which the asm's tiles of 16 rows of 64
         // bytes cover; the registers were configured by `open`.
         unsafe {
             if is_single {
                 asm!("test {acc}, {acc}", "jz 3f",
-                    "tileloadd tmm0, [{c} + {cs}]", "tileloadd tmm1, [{c} + {cs} + 64]", "jmp 2f",
+                    "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]", "jmp 4f",
                     "3:", "tilezero tmm0", "tilezero tmm1",
-                    "2:", "mov {acc}, 64",
-                    "4:", "tileloadd tmm4, [{a} + {acc}]", "tileloadd tmm6, [{b0} + {acc}]",
-                    "tileloadd tmm7, [{b1} + {acc}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                    "4:", "tileloadd tmm4, [{a} + {line}]", "tileloadd tmm6, [{b0} + {line}]",
+                    "tileloadd tmm7, [{b1} + {line}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
                     "add {a}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
-                    "tilestored [{c} + {cs}], tmm0", "tilestored [{c} + {cs} + 64], tmm1",
+                    "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
                     a = inout(reg) a0 => _, b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _,
-                    n = inout(reg) steps => _, c = in(reg) c0, cs = in(reg) c_bytes,
-                    acc = inout(reg) usize::from(accumulate) => _,
+                    n = inout(reg) steps => _, c = in(reg) c, line = in(reg) line, acc = in(reg) accumulate,
                     out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _, options(nostack));
             } else {
                 // What the next step multiplies is loaded as soon as the last product that needs the register has begun.
-                let c1 = c0.add(SIDE * c_stride);
                 asm!("test {acc}, {acc}", "jz 3f",
-                    "tileloadd tmm0, [{c0} + {cs}]", "tileloadd tmm1, [{c0} + {cs} + 64]",
-                    "tileloadd tmm2, [{c1} + {cs}]", "tileloadd tmm3, [{c1} + {cs} + 64]", "jmp 2f",
+                    "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]",
+                    "tileloadd tmm2, [{c} + {line} + 2048]", "tileloadd tmm3, [{c} + {line} + 3072]", "jmp 2f",
                     "3:", "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                    "2:", "mov {acc}, 64",
-                    "tileloadd tmm6, [{b0} + {acc}]", "tileloadd tmm4, [{a0} + {acc}]",
-                    "tileloadd tmm7, [{b1} + {acc}]", "tileloadd tmm5, [{a1} + {acc}]", "jmp 6f",
-                    "4:", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7", "tileloadd tmm4, [{a0} + {acc}]",
-                    "tdpbf16ps tmm2, tmm5, tmm6", "tileloadd tmm6, [{b0} + {acc}]",
-                    "tdpbf16ps tmm3, tmm5, tmm7", "tileloadd tmm5, [{a1} + {acc}]", "tileloadd tmm7, [{b1} + {acc}]",
+                    "2:", "tileloadd tmm6, [{b0} + {line}]", "tileloadd tmm4, [{a0} + {line}]",
+                    "tileloadd tmm7, [{b1} + {line}]", "tileloadd tmm5, [{a1} + {line}]", "jmp 6f",
+                    "4:", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7", "tileloadd tmm4, [{a0} + {line}]",
+                    "tdpbf16ps tmm2, tmm5, tmm6", "tileloadd tmm6, [{b0} + {line}]",
+                    "tdpbf16ps tmm3, tmm5, tmm7", "tileloadd tmm5, [{a1} + {line}]", "tileloadd tmm7, [{b1} + {line}]",
                     "6:", "add {a0}, 1024", "add {a1}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
                     "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
                     "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
-                    "tilestored [{c0} + {cs}], tmm0", "tilestored [{c0} + {cs} + 64], tmm1",
-                    "tilestored [{c1} + {cs}], tmm2", "tilestored [{c1} + {cs} + 64], tmm3",
+                    "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
+                    "tilestored [{c} + {line} + 2048], tmm2", "tilestored [{c} + {line} + 3072], tmm3",
                     a0 = inout(reg) a0 => _, a1 = inout(reg) a1 => _,
                     b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _, n = inout(reg) steps => _,
-                    c0 = in(reg) c0, c1 = in(reg) c1, cs = in(reg) c_bytes,
-                    acc = inout(reg) usize::from(accumulate) => _,
+                    c = in(reg) c, line = in(reg) line, acc = in(reg) accumulate,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack));
             }
