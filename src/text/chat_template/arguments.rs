@@ -2,7 +2,7 @@
 
 use super::meter::Meter;
 use super::printing::{as_python, repr};
-use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
+use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, State, Value, filters, functions};
 use std::sync::Arc;
 
@@ -44,6 +44,7 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
         make.call(state, &[Value::from_pairs(pairs)])
     });
     install_named(environment);
+    install_groups(environment);
     for (name, is_forced) in [("escape", false), ("e", false), ("forceescape", true)] {
         let meter = meter.clone();
         environment.add_filter(name, move |value: &Value| {
@@ -55,6 +56,53 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
             Ok::<Value, Error>(Value::from_safe_string(escaped(&as_python(value).to_string())))
         });
     }
+}
+
+/// A part of a list and what its items have in common, as the first of them writes it; the engine says the last one's.
+#[derive(Debug)]
+struct Group {
+    grouper: Value,
+    list: Value,
+}
+
+impl Object for Group {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        match (key.as_usize(), key.as_str()) {
+            (Some(0), _) | (_, Some("grouper")) => Some(self.grouper.clone()),
+            (Some(1), _) | (_, Some("list")) => Some(self.list.clone()),
+            _ => None,
+        }
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(2)
+    }
+
+    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "({}, {})", repr(&self.grouper), self.list)
+    }
+}
+
+fn install_groups(environment: &mut Environment<'_>) {
+    environment.add_filter("groupby!", filters::groupby);
+    environment.add_filter("groupby", |state: &mut State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>| {
+        let named = named(&args.into_values(), &["attribute", "default", "case_sensitive"])?;
+        let groups = state.apply_filter("groupby!", &[value.clone(), Value::from(named.clone())])?;
+        let key = ["attribute", "default"].into_iter().filter_map(|name| Some((name, named.peek::<Value>(name).ok()?)));
+        let key = Value::from(key.map(|(name, value)| (name.to_owned(), value)).collect::<Kwargs>());
+        let mut all = Vec::new();
+        for group in groups.try_iter()? {
+            let list: Vec<Value> = group.get_item(&Value::from(1))?.try_iter()?.collect();
+            let first = Value::from(list.first().cloned().into_iter().collect::<Vec<_>>());
+            let grouper = state.apply_filter("map", &[first, key.clone()])?.try_iter()?.next().unwrap_or_default();
+            all.push(Value::from_object(Group { grouper, list: Value::from(list) }));
+        }
+        Ok::<Value, Error>(Value::from(all))
+    });
 }
 
 /// Filters whose arguments the engine knows by their places only, and one that turns around what it does not.
@@ -126,58 +174,4 @@ fn escaped(text: &str) -> String {
         }
     }
     out
-}
-
-/// The arguments of a format such as `%r of %d`, the format first, for an engine that knows no `%r` and wants whole numbers
-/// for `%d`.
-pub(super) fn of_format(args: &[Value]) -> Option<Vec<Value>> {
-    let format = args.first()?.as_str()?;
-    let mut all = args.to_vec();
-    let mut out = String::with_capacity(format.len());
-    let (mut rest, mut next) = (format, 1);
-    while let Some((before, place)) = rest.split_once('%') {
-        out.push_str(before);
-        out.push('%');
-        let end = place.find(|c: char| !(c.is_ascii_digit() || "-+ #.hlL".contains(c)))?;
-        let (flags, tail) = place.split_at(end);
-        let kind = tail.chars().next()?;
-        out.push_str(flags);
-        rest = &tail[kind.len_utf8()..];
-        let argument = if kind == '%' { None } else { all.get_mut(next) };
-        let kind = match (kind, argument) {
-            ('r', Some(value)) => {
-                *value = Value::from(repr(value));
-                's'
-            }
-            ('s', Some(value)) => {
-                *value = as_python(value);
-                's'
-            }
-            ('d' | 'i' | 'u', Some(value)) => {
-                *value = whole(value).unwrap_or_else(|| value.clone());
-                'd'
-            }
-            // Names and stars are not in places that are counted.
-            ('(' | '*', _) => return None,
-            (kind, _) => kind,
-        };
-        next += usize::from(kind != '%');
-        out.push(kind);
-    }
-    out.push_str(rest);
-    all[0] = Value::from(out);
-    Some(all)
-}
-
-/// A float without what is behind its point, and a boolean as a number.
-#[allow(clippy::wildcard_enum_match_arm, reason = "all others are written as they are")]
-fn whole(value: &Value) -> Option<Value> {
-    match value.kind() {
-        ValueKind::Bool => Some(Value::from(i64::from(value.is_true()))),
-        ValueKind::Number if !value.is_integer() => {
-            let number = f64::try_from(value.clone()).ok().filter(|number| number.abs() < 1e18)?;
-            Some(Value::from(number as i64))
-        }
-        _ => None,
-    }
 }

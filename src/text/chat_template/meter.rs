@@ -1,5 +1,6 @@
 //! Bounds the memory and the time of one rendering, whatever the template.
 
+use super::methods::{self, Bound};
 use super::printing::{as_python, printed};
 use super::rewrite::ONE;
 use super::variadic;
@@ -18,6 +19,8 @@ pub(super) const MADE: &str = "made!";
 pub(super) const CONCAT: &str = "concat!";
 pub(super) const MACRO: &str = "macro!";
 pub(super) const NUMBERS: &str = "numbers!";
+pub(super) const METHOD: &str = "method!";
+pub(super) const ITEM: &str = "item!";
 
 /// Values nested deeper are refused: dropping, comparing and printing them recurses.
 const DEPTH: usize = 200;
@@ -97,7 +100,7 @@ impl Meter {
         self.walk(value, &mut items, DEPTH, Namespaces::Allowed)
     }
 
-    #[allow(clippy::wildcard_enum_match_arm, reason = "objects of other shapes contain no values")]
+    #[allow(clippy::wildcard_enum_match_arm, reason = "objects of other shapes contain no values but for methods")]
     fn walk(&self, value: &Value, items: &mut usize, depth: usize, namespaces: Namespaces) -> Result<usize, Error> {
         if let Some(text) = value.as_str() {
             return Ok(text.len());
@@ -127,7 +130,11 @@ impl Meter {
                     add(&value)?;
                 }
             }
-            _ => {}
+            _ => {
+                if let Some(method) = object.downcast_ref::<Bound>() {
+                    add(&method.value)?;
+                }
+            }
         }
         Ok(bytes)
     }
@@ -218,6 +225,8 @@ impl Object for Guard {
                 let [left, right] = numbers(left, right);
                 Ok(Value::from(vec![right, left]))
             }
+            (METHOD, [value, name]) => Ok(methods::behind_point(value, name)),
+            (ITEM, [value, name]) => Ok(Value::from(vec![name.clone(), methods::in_brackets(value, name)])),
             (MACRO, [value]) => variadic::wrapped(value),
             (BUILT | OWNED, [value]) => {
                 let mut items = meter.items;
@@ -232,7 +241,7 @@ impl Object for Guard {
 
 /// Makes the guards known, and has everything that is written counted.
 pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
-    for name in [GROW, ITER, BUILT, OWNED, MADE, CONCAT, MACRO, NUMBERS] {
+    for name in [GROW, ITER, BUILT, OWNED, MADE, CONCAT, MACRO, NUMBERS, METHOD, ITEM] {
         environment.add_global(name, Value::from_object(Guard { name, meter: meter.clone() }));
     }
     environment.add_global(ONE, 1);

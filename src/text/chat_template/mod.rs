@@ -4,9 +4,12 @@
 //! and can touch nothing but the values it is given.
 
 mod arguments;
+mod formats;
 mod helpers;
 mod json;
 mod meter;
+mod methods;
+mod numerals;
 mod printing;
 mod python;
 mod remainder;

@@ -2,7 +2,7 @@
 
 use super::meter::{Failure, Meter};
 use super::printing::as_python;
-use super::{arguments, json, slices};
+use super::{arguments, formats, json, slices};
 use minijinja::value::{Kwargs, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 use minijinja_contrib::pycompat;
@@ -46,16 +46,8 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>, now
             let part = slices::part(value, [start, end], 1)?;
             return pycompat::unknown_method_callback(state, &part, method, std::slice::from_ref(wanted));
         }
-        if method == "format" && args.iter().any(|value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map)) {
-            let is_listed =
-                |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map) && !value.is_kwargs();
-            let written = |value: &Value| if is_listed(value) { as_python(value) } else { value.clone() };
-            return pycompat::unknown_method_callback(
-                state,
-                value,
-                method,
-                &args.iter().map(written).collect::<Vec<_>>(),
-            );
+        if let ("format", Some(format)) = (method, value.as_str()) {
+            return formats::braces(&own, format, args).map(Value::from);
         }
         match string_method(value, method, args)? {
             Some(result) => Ok(result),
@@ -171,16 +163,18 @@ fn add_paid_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     environment.add_filter("join!", filters::join);
     environment.add_filter("replace!", replace);
     environment.add_filter("indent!", filters::indent);
-    environment.add_filter("format!", filters::format);
     environment.add_filter("sum!", filters::sum);
     environment.add_filter("batch!", filters::batch);
     environment.add_filter("slice!", filters::slice);
     environment.add_filter("string!", filters::string);
+    let own = meter.clone();
+    environment.add_filter("format", move |format: &Value, args: Rest<ValueOrKwargs>| {
+        formats::percent(&own, &format.to_string(), &args.into_values())
+    });
     let pairs = [
         ("join", "join!"),
         ("replace", "replace!"),
         ("indent", "indent!"),
-        ("format", "format!"),
         ("sum", "sum!"),
         ("batch", "batch!"),
         ("slice", "slice!"),
@@ -201,7 +195,6 @@ fn add_paid_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
                 ("join", Some(value)) if joins_items && value.kind() == ValueKind::Seq => {
                     *value = value.try_iter()?.map(|item| as_python(&item)).collect();
                 }
-                ("format", _) => args = arguments::of_format(&args).unwrap_or(args),
                 ("replace", _) => args = arguments::in_places(&args, &["value", "old", "new", "count"])?,
                 ("batch", _) => args = arguments::in_places(&args, &["value", "linecount", "fill_with"])?,
                 ("slice", _) => args = arguments::in_places(&args, &["value", "slices", "fill_with"])?,
@@ -212,25 +205,9 @@ fn add_paid_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     }
 }
 
-/// True if a name that a format looks up, `%(name)s` or `{0[name]}`, is not ASCII: the engine takes it apart byte by
-/// byte and cannot.
-fn has_wide_key(format: &str) -> bool {
-    let until = |text: &str, end: char| !text.split(end).next().unwrap_or_default().is_ascii();
-    let printed = format.split("%(").skip(1).any(|rest| until(rest, ')'));
-    let mut places = format.match_indices('{').map(|(at, _)| &format[at + 1..]);
-    let indexed = |place: &str| {
-        let index = place.find('[').filter(|at| place.find('}').is_none_or(|end| *at < end));
-        index.is_some_and(|at| place[at + 1..].split('[').any(|rest| until(rest, ']')))
-    };
-    printed || places.any(indexed)
-}
-
 /// At most how many bytes the filter or method makes.
 fn result_bytes(meter: &Meter, name: &str, value: &Value, args: &[Value]) -> Result<usize, Error> {
     let own = meter.measure(value)?;
-    if name == "format" && value.as_str().is_some_and(has_wide_key) {
-        return Err(Error::new(ErrorKind::InvalidOperation, "format: a name in the format is not ASCII"));
-    }
     let mut given = 0_usize;
     for arg in args {
         given = given.saturating_add(meter.measure(arg)?);
@@ -249,11 +226,6 @@ fn result_bytes(meter: &Meter, name: &str, value: &Value, args: &[Value]) -> Res
             own.min(given).saturating_mul(value.len().unwrap_or(0).max(args.first().and_then(Value::len).unwrap_or(0))),
         ),
         "indent" => own.saturating_add((text.matches('\n').count() + 1).saturating_mul(largest.max(given))),
-        "format" => {
-            let places = text.matches(['%', '{']).count();
-            let widths = text.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).max();
-            own.saturating_add(places.saturating_mul(given.saturating_add(widths.unwrap_or(0))))
-        }
         "sum" => own.saturating_mul(value.len().unwrap_or(1).max(1)),
         "batch" | "slice" => own.saturating_add(largest.saturating_mul(16)),
         "ljust" | "rjust" | "center" | "zfill" => own.saturating_add(largest.saturating_mul(4)),

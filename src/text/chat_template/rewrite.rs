@@ -3,7 +3,8 @@
 //! The template engine limits instructions (fuel), but one instruction may double a string or walk a value that
 //! contains another a million times. A call to a guard is put before or after each such instruction.
 
-use super::meter::{BUILT, CONCAT, GROW, ITER, MACRO, MADE, NUMBERS, OWNED};
+use super::meter::{BUILT, CONCAT, GROW, ITEM, ITER, MACRO, MADE, METHOD, NUMBERS, OWNED};
+use super::methods;
 use super::remainder::REMAINDER;
 use super::slices::SLICE;
 use super::spelling::spelled;
@@ -147,7 +148,8 @@ fn guard<'a>(original: &Instructions<'a>, source: &'a str) -> Instructions<'a> {
     let mut at = 0;
     while let Some(instruction) = original.get(at) {
         let mut first = None;
-        for instruction in guard_one(instruction) {
+        let before = at.checked_sub(1).and_then(|before| original.get(before));
+        for instruction in guard_one(instruction, before) {
             let position = match (original.get_span(at), original.get_line(at)) {
                 (Some(span), _) => guarded.add_with_span(instruction, span),
                 (None, Some(line)) => guarded.add_with_line(instruction, line as u16),
@@ -172,9 +174,9 @@ fn guarded_len(instructions: &Instructions<'_>) -> u32 {
     (0..).find(|&at| instructions.get(at).is_none()).unwrap_or(0)
 }
 
-/// What an instruction becomes. A jump to it goes to the first of these.
+/// What an instruction becomes, with the one before it. A jump to it goes to the first of these.
 #[allow(clippy::wildcard_enum_match_arm, reason = "all other instructions neither grow nor build a value")]
-fn guard_one<'a>(instruction: &Instruction<'a>) -> Vec<Instruction<'a>> {
+fn guard_one<'a>(instruction: &Instruction<'a>, before: Option<&Instruction<'a>>) -> Vec<Instruction<'a>> {
     use Instruction as I;
     let call = |guard, arguments| I::CallFunction(guard, Some(arguments));
     let original = instruction.clone();
@@ -188,6 +190,12 @@ fn guard_one<'a>(instruction: &Instruction<'a>) -> Vec<Instruction<'a>> {
         }
         I::Neg => vec![call(NUMBERS, 1), original],
         I::Add | I::Mul => vec![call(GROW, 2), I::UnpackList(2), original, call(MADE, 1)],
+        I::GetAttr(name) if methods::is_method(name) => {
+            vec![I::LoadConst(Value::from(*name)), call(METHOD, 2), original]
+        }
+        I::GetItem if matches!(before, Some(I::LoadConst(name)) if name.as_str().is_some_and(methods::is_method)) => {
+            vec![call(ITEM, 2), I::UnpackList(2), original]
+        }
         I::BuildMacro(..) => vec![original, call(MACRO, 1)],
         I::Rem => vec![call(REMAINDER, 2), call(MADE, 1)],
         I::PushLoop(_) => vec![call(ITER, 1), original],
