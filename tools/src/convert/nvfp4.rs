@@ -2,6 +2,7 @@
 //! matrix in a tensor beside it.
 
 use super::checkpoint::Stored;
+use super::floats::Float;
 use super::layout::Layout;
 use super::plan::{Data, Job};
 use super::scales::NVFP4_GROUP;
@@ -37,7 +38,8 @@ pub(super) fn factors(name: &str, data: &Data, shape: &[usize], values: &Values)
 
 /// The factor of a source that is in NVFP4 and that no adapter changes.
 fn factor(source: &Stored) -> Option<f32> {
-    if source.deltas.is_empty() { source.scales.as_ref()?.factor() } else { None }
+    let is_whole = source.deltas.is_empty() && source.float == Some(Float::Fp4);
+    if is_whole { source.scales.as_ref()?.factor() } else { None }
 }
 
 /// Whether all numbers of a tensor are in NVFP4.

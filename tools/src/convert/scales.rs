@@ -6,11 +6,14 @@ use super::floats::Float;
 use anyhow::{Context, Result, bail};
 use safetensors::tensor::Dtype;
 
-/// Numbers of an MXFP4 block.
-const MXFP4_BLOCK: usize = 32;
+/// Numbers of a block of MXFP4 and MXFP8.
+const MX_BLOCK: usize = 32;
 
 /// Numbers that share a scale in NVFP4.
 pub(super) const NVFP4_GROUP: usize = 16;
+
+/// The largest integer of bitsandbytes stands for the scale of its row.
+const INT8_LARGEST: f32 = 127.0;
 
 /// What tensors beside NVFP4 weights are called: that of the codes, of the scales, of the factor, and whether the factor
 /// divides. First as ModelOpt writes them, then as compressed-tensors does.
@@ -30,7 +33,7 @@ pub(super) struct Scales {
     block: [usize; 2],
     /// Blocks along the rows and along the columns of a matrix.
     grid: [usize; 2],
-    /// What all numbers are multiplied by as well, which only NVFP4 has.
+    /// What all numbers are multiplied by as well, which NVFP4 has, and integers of bitsandbytes.
     factor: Option<f32>,
 }
 
@@ -60,7 +63,7 @@ impl Scales {
         Some(Scales { stored, float, height, block, grid: [blocks_down, blocks_across], factor: None })
     }
 
-    /// The factor of NVFP4 weights.
+    /// The factor of all numbers.
     pub(super) fn factor(&self) -> Option<f32> {
         self.factor
     }
@@ -104,12 +107,12 @@ impl LoadedScales<'_> {
 }
 
 /// Joins every tensor of the checkpoint that has scales with them: `name_scale_inv` or `name_scale` of FP8 numbers, `name_scale`
-/// of integers of eight bits, `name_packed` with `name_scale`, `name_blocks` with `name_scales`, and NVFP4 weights. `block` is
+/// of integers of eight bits or `SCB` of those of bitsandbytes, `name_packed` with `name_scale`, `name_blocks` with `name_scales`, and NVFP4 weights. `block` is
 /// the size of FP8's blocks where they are neither rows nor everything.
 pub(super) fn pair(checkpoint: &mut Checkpoint, block: [usize; 2]) -> Result<()> {
     let names: Vec<String> = checkpoint.names().map(String::from).collect();
     for name in names {
-        if pair_nvfp4(checkpoint, &name)? || pair_packed(checkpoint, &name)? {
+        if pair_nvfp4(checkpoint, &name)? || pair_packed(checkpoint, &name)? || pair_int8(checkpoint, &name)? {
             continue;
         }
         let Some(mut stored) = checkpoint.get(&name).cloned() else { continue };
@@ -119,6 +122,12 @@ pub(super) fn pair(checkpoint: &mut Checkpoint, block: [usize; 2]) -> Result<()>
         } else if stored.float == Some(Float::Fp8) {
             let scales = ["_scale_inv", "_scale"].map(|ending| format!("{name}{ending}"));
             if let Some(found) = scales.iter().find(|scales| checkpoint.get(scales).is_some()) {
+                // Exponents in bytes are those of MXFP8.
+                let across = stored.shape.last().map(|columns| columns.div_ceil(MX_BLOCK));
+                let is_mx = checkpoint
+                    .get(found)
+                    .is_some_and(|scales| scales.dtype == Dtype::U8 && scales.shape.last().copied() == across);
+                let block = if is_mx { [1, MX_BLOCK] } else { block };
                 join(checkpoint, [&name, &name, found], stored, block)?;
             }
         } else if let Some(stem) = name.strip_suffix("weight_packed")
@@ -129,16 +138,16 @@ pub(super) fn pair(checkpoint: &mut Checkpoint, block: [usize; 2]) -> Result<()>
             *columns *= 2;
             stored.float = Some(Float::Fp4);
             let names = ["weight", "weight_scale"].map(|ending| format!("{stem}{ending}"));
-            join(checkpoint, [&name, &names[0], &names[1]], stored, [1, MXFP4_BLOCK])?;
+            join(checkpoint, [&name, &names[0], &names[1]], stored, [1, MX_BLOCK])?;
         } else if let Some(whole) = name.strip_suffix("_blocks")
             && stored.dtype == Dtype::U8
             && checkpoint.get(&format!("{whole}_scales")).is_some()
             && let Some((16, outer)) = stored.shape.split_last()
             && let Some((&groups, outer)) = outer.split_last()
         {
-            stored.shape = [outer, &[groups * MXFP4_BLOCK]].concat();
+            stored.shape = [outer, &[groups * MX_BLOCK]].concat();
             stored.float = Some(Float::Fp4);
-            join(checkpoint, [&name, whole, &format!("{whole}_scales")], stored, [1, MXFP4_BLOCK])?;
+            join(checkpoint, [&name, whole, &format!("{whole}_scales")], stored, [1, MX_BLOCK])?;
         }
     }
     Ok(())
@@ -162,11 +171,7 @@ fn pair_nvfp4(checkpoint: &mut Checkpoint, name: &str) -> Result<bool> {
     *columns *= 2;
     stored.float = Some(Float::Fp4);
     join(checkpoint, [name, &whole, &scales], stored, [1, NVFP4_GROUP])?;
-    let joined = checkpoint.remove(&whole).map(|mut stored| {
-        stored.scales.iter_mut().for_each(|scales| scales.factor = Some(factor));
-        stored
-    });
-    joined.into_iter().for_each(|stored| checkpoint.insert(&whole, stored));
+    multiply(checkpoint, &whole, factor);
     Ok(true)
 }
 
@@ -199,6 +204,42 @@ fn pair_packed(checkpoint: &mut Checkpoint, name: &str) -> Result<bool> {
     checkpoint.remove(&beside[1]);
     join(checkpoint, [name, &format!("{stem}weight"), &beside[0]], stored, [1, columns.div_ceil(groups).max(1)])?;
     Ok(true)
+}
+
+/// Joins integers of eight bits as bitsandbytes stores them with the scales of their rows. False if the tensor of this name is
+/// none of those.
+fn pair_int8(checkpoint: &mut Checkpoint, name: &str) -> Result<bool> {
+    let Some(stem) = name.strip_suffix("weight").filter(|stem| stem.ends_with('.')) else { return Ok(false) };
+    let scales = format!("{stem}SCB");
+    let Some(mut stored) = checkpoint.get(name).filter(|stored| stored.dtype == Dtype::I8).cloned() else {
+        return Ok(false);
+    };
+    if checkpoint.get(&scales).is_none() {
+        return Ok(false);
+    }
+    let order = format!("{name}_format");
+    if let Some(found) = checkpoint.remove(&order) {
+        let mut raw = [0];
+        if found.dtype != Dtype::U8 || found.shape.iter().product::<usize>() != 1 {
+            bail!("tensor {order} is {:?} of the shape {:?}, expected one U8", found.dtype, found.shape);
+        }
+        checkpoint.read(&found, 0, &mut raw)?;
+        if raw != [0] {
+            bail!("tensor {order} is {}, expected 0: rows one after the other", raw[0]);
+        }
+    }
+    stored.float = Some(Float::Int8);
+    join(checkpoint, [name, name, &scales], stored, [1, 1])?;
+    multiply(checkpoint, name, 1.0 / INT8_LARGEST);
+    Ok(true)
+}
+
+/// Has the numbers of a tensor multiplied by one more.
+fn multiply(checkpoint: &mut Checkpoint, name: &str, factor: f32) {
+    if let Some(mut stored) = checkpoint.remove(name) {
+        stored.scales.iter_mut().for_each(|scales| scales.factor = Some(factor));
+        checkpoint.insert(name, stored);
+    }
 }
 
 /// Takes the one number of a tensor.

@@ -78,6 +78,8 @@ pub(super) const REFUSED: &[Refusal] = &[
             "\"modelopt\"",
             "\"gptq\"",
             "\"awq\"",
+            "\"auto-round\"",
+            "\"intel/auto-round\"",
             "\"bitsandbytes\"",
         ],
     },
@@ -89,6 +91,7 @@ pub(super) const REFUSED: &[Refusal] = &[
             "\"naive-quantized\"",
             "\"nvfp4-pack-quantized\"",
             "\"mxfp4-pack-quantized\"",
+            "\"mxfp8-quantized\"",
             "\"pack-quantized\"",
             "\"int-quantized\"",
             "\"mixed-precision\"",
@@ -98,7 +101,6 @@ pub(super) const REFUSED: &[Refusal] = &[
             "\"gemm\"",
         ],
     },
-    Refusal { path: "quantization_config.load_in_8bit", accepted: &["false"] },
     Refusal { path: "is_causal", accepted: &["true"] },
 ];
 

@@ -1,10 +1,11 @@
-//! Integers around zeros that GPTQ, AWQ and compressed-tensors pack into others of 32 bits.
+//! Integers around zeros that GPTQ, AWQ, AutoRound and compressed-tensors pack into others of 32 bits.
 
 use crate::convert::checkpoint::{Checkpoint, Stored};
 use crate::convert::floats::Float;
 use crate::convert::json::Json;
 use anyhow::{Context, Result, bail};
 use safetensors::tensor::Dtype;
+use serde_json::Value;
 
 /// Where AWQ has each of eight neighbours in an integer of 32 bits.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -29,6 +30,8 @@ pub(in crate::convert) struct Packed {
     rows: usize,
     columns: usize,
     groups: usize,
+    /// Columns of a group, where they are one after the other; the last one may have fewer.
+    group_columns: usize,
     codes: Stored,
     zeros: Stored,
     scales: Stored,
@@ -83,18 +86,39 @@ pub(super) fn pair(checkpoint: &mut Checkpoint, config: &Json) -> Result<()> {
             }
             (&GPTQ_NAMES, Packing::Awq)
         }
+        Some("auto-round" | "intel/auto-round") => {
+            let format = text("packing_format")?.or(text("backend")?).unwrap_or("auto_round:auto_gptq");
+            match format.split_once(':').map_or("", |(_, form)| form) {
+                form if form.contains("awq") => (&GPTQ_NAMES, Packing::Awq),
+                // Its own form is that of GPTQ with zeros as they are.
+                "" | "gptqmodel" | "exllamav2" | "tritonv2" => (&GPTQ_NAMES, Packing::Gptq { zeros_from_one: false }),
+                form if form.contains("gptq") => (&GPTQ_NAMES, Packing::Gptq { zeros_from_one: true }),
+                // Their tensors say what they are.
+                "llm_compressor" | "fp8" | "fp8_static" => return Ok(()),
+                _ => bail!(
+                    "config.json: quantization_config.packing_format = {format:?}, expected e.g. \"auto_round:auto_gptq\""
+                ),
+            }
+        }
         Some("compressed-tensors") => (&COMPRESSED_NAMES, Packing::Rows),
         Some(_) | None => return Ok(()),
     };
+    // -1 is all of them.
+    let group_size = config.get("quantization_config.group_size").and_then(Value::as_u64).map(|size| size as usize);
     let all: Vec<String> = checkpoint.names().map(String::from).collect();
     for stem in all.iter().filter_map(|name| name.strip_suffix(names.codes)).filter(|stem| stem.ends_with('.')) {
-        join(checkpoint, stem, names, packing)?;
+        join(checkpoint, stem, (names, packing), group_size)?;
     }
     Ok(())
 }
 
 /// Puts one matrix in the place of its tensors.
-fn join(checkpoint: &mut Checkpoint, stem: &str, names: &Names, packing: Packing) -> Result<()> {
+fn join(
+    checkpoint: &mut Checkpoint,
+    stem: &str,
+    (names, packing): (&Names, Packing),
+    group_size: Option<usize>,
+) -> Result<()> {
     let name = |ending: &str| format!("{stem}{ending}");
     let is_compressed = packing == Packing::Rows;
     if is_compressed && [names.zeros, names.groups].iter().all(|ending| checkpoint.get(&name(ending)).is_none()) {
@@ -120,7 +144,7 @@ fn join(checkpoint: &mut Checkpoint, stem: &str, names: &Names, packing: Packing
     };
     let Some(sizes) = Sizes::of(packing, [&codes, &zeros, &scales].map(|stored| stored.shape.as_slice())) else {
         bail!(
-            "tensor {stem}{} has the shape {:?} beside zeros of {:?} and scales of {:?}, expected integers of 2, 4 or 8 bits",
+            "tensor {stem}{} has the shape {:?} beside zeros of {:?} and scales of {:?}, expected integers of 2, 3, 4 or 8 bits",
             names.codes,
             codes.shape,
             zeros.shape,
@@ -128,11 +152,14 @@ fn join(checkpoint: &mut Checkpoint, stem: &str, names: &Names, packing: Packing
         );
     };
     let Sizes { bits, rows, columns, groups } = sizes;
+    let group_columns = group_size
+        .filter(|size| *size > 0 && columns.div_ceil(*size) == groups)
+        .or_else(|| columns.is_multiple_of(groups).then_some(columns / groups));
     match &group_of {
         Some(found) if found.shape != [columns] => {
             bail!("tensor {stem}{} has the shape {:?}, expected [{columns}]", names.groups, found.shape)
         }
-        None if !columns.is_multiple_of(groups) => {
+        None if group_columns.is_none() => {
             bail!("tensor {stem}{} is missing, expected with {groups} groups of {columns} columns", names.groups)
         }
         Some(_) | None => {}
@@ -143,7 +170,8 @@ fn join(checkpoint: &mut Checkpoint, stem: &str, names: &Names, packing: Packing
     let group_of = group_of.map(|stored| (name(names.groups), stored));
     let mut joined = codes.clone();
     (joined.shape, joined.float) = (vec![rows, columns], Some(Float::F32));
-    let packed = Packed { packing, bits, rows, columns, groups, codes, zeros, scales, float, group_of };
+    let group_columns = group_columns.unwrap_or(columns).max(1);
+    let packed = Packed { packing, bits, rows, columns, groups, group_columns, codes, zeros, scales, float, group_of };
     joined.packed = Some(Box::new(super::Packed::Words(packed)));
     checkpoint.insert(&name("weight"), joined);
     Ok(())
@@ -161,37 +189,46 @@ impl Sizes {
     /// Of codes, zeros and scales; `None` if they do not belong together.
     fn of(packing: Packing, shapes: [&[usize]; 3]) -> Option<Sizes> {
         let [&[height, width], &[down, across], &[scales_down, scales_across]] = shapes else { return None };
-        let per_word = |rows: usize, words: usize| {
-            let per_word = rows.checked_div(words).filter(|per_word| per_word * words == rows)?;
-            [4, 8, 16].contains(&per_word).then_some(per_word)
+        let bits = |rows: usize, words: usize| {
+            let bits = words.checked_mul(32)?.checked_div(rows)?;
+            let is_whole = Some(words * 32) == bits.checked_mul(rows);
+            (is_whole && [2, 3, 4, 8].contains(&bits)).then_some(bits)
         };
-        let (per_word, rows, columns, groups) = match packing {
+        // As many numbers as there are bits for.
+        let numbers = |words: usize, bits: usize| {
+            words.is_multiple_of(if bits == 3 { 3 } else { 1 }).then(|| words.checked_mul(32).map(|all| all / bits))?
+        };
+        let (bits, rows, columns, groups) = match packing {
             Packing::Gptq { .. } => {
-                let per_word = per_word(scales_across, across)?;
-                (per_word, width, height.checked_mul(per_word)?, scales_down)
+                let bits = bits(scales_across, across)?;
+                (bits, width, numbers(height, bits)?, scales_down)
             }
-            Packing::Awq => (per_word(scales_across, across)?, width.checked_mul(8)?, height, scales_down),
+            Packing::Awq => (bits(scales_across, across)?, width.checked_mul(8)?, height, scales_down),
             Packing::Rows => {
-                let per_word = per_word(scales_down, down)?;
-                (per_word, height, width.checked_mul(per_word)?, scales_across)
+                let bits = bits(scales_down, down)?;
+                (bits, height, numbers(width, bits)?, scales_across)
             }
         };
         let zeros_fit = match packing {
             Packing::Gptq { .. } | Packing::Awq => scales_across == rows && down == groups,
             Packing::Rows => scales_down == rows && across == groups,
         };
-        let is_known = packing != Packing::Awq || per_word == 8;
+        let is_known = match packing {
+            Packing::Gptq { .. } => true,
+            Packing::Awq => bits == 4,
+            Packing::Rows => bits != 3,
+        };
         let is_whole = zeros_fit && is_known && groups > 0;
-        is_whole.then_some(Sizes { bits: 32 / per_word, rows, columns, groups })
+        is_whole.then_some(Sizes { bits, rows, columns, groups })
     }
 }
 
 impl Packed {
     /// Reads the matrix.
     pub(super) fn load(&self, checkpoint: &Checkpoint) -> Result<Unpacked> {
-        let Packed { packing, bits, rows, columns, groups, .. } = *self;
+        let Packed { packing, bits, rows, columns, groups, group_columns, .. } = *self;
         let group_of = match &self.group_of {
-            None => (0..columns).map(|column| column / (columns / groups)).collect(),
+            None => (0..columns).map(|column| column / group_columns).collect(),
             Some((name, stored)) => {
                 let group_of = words(checkpoint, stored)?;
                 if let Some(group) = group_of.iter().find(|group| **group as usize >= groups) {
@@ -208,7 +245,10 @@ impl Packed {
         let mut unpacked =
             Unpacked { packing, bits, rows, columns, groups, codes, zeros: vec![0.0; rows * groups], scales, group_of };
         let mut zeros = words(checkpoint, &self.zeros)?;
-        if let Packing::Gptq { zeros_from_one: true } = packing {
+        let from_one = packing == Packing::Gptq { zeros_from_one: true };
+        // Three bits are in two words at places.
+        let (carries, adds) = (from_one && bits != 3, if from_one && bits == 3 { 1.0 } else { 0.0 });
+        if carries {
             // As words, so that a zero of 0, which borrowed from its neighbour, gives back what it took.
             let ones = u32::MAX / ((1 << bits) - 1);
             zeros.iter_mut().for_each(|word| *word = word.wrapping_add(ones));
@@ -216,7 +256,7 @@ impl Packed {
         for group in 0..groups {
             for row in 0..rows {
                 let at = unpacked.at(group, row);
-                unpacked.zeros[at] = unpacked.zero(&zeros, group, row);
+                unpacked.zeros[at] = unpacked.zero(&zeros, group, row) + adds;
             }
         }
         Ok(unpacked)
@@ -250,27 +290,29 @@ impl Unpacked {
     }
 
     fn code(&self, row: usize, column: usize) -> u32 {
-        let per_word = 32 / self.bits;
-        let (word, place) = match self.packing {
-            Packing::Gptq { .. } => (column / per_word * self.rows + row, column % per_word),
-            Packing::Awq => (column * (self.rows / per_word) + row / per_word, AWQ_PLACES[row % per_word]),
-            Packing::Rows => (row * (self.columns / per_word) + column / per_word, column % per_word),
-        };
-        self.part(self.codes[word], place)
+        let words = self.columns * self.bits / 32;
+        match self.packing {
+            Packing::Gptq { .. } => self.part(column, |word| self.codes[word * self.rows + row]),
+            Packing::Awq => self.part(AWQ_PLACES[row % 8], |_| self.codes[column * (self.rows / 8) + row / 8]),
+            Packing::Rows => self.part(column, |word| self.codes[row * words + word]),
+        }
     }
 
     fn zero(&self, zeros: &[u32], group: usize, row: usize) -> f32 {
-        let per_word = 32 / self.bits;
-        let (word, place) = match self.packing {
-            Packing::Gptq { .. } => (group * (self.rows / per_word) + row / per_word, row % per_word),
-            Packing::Awq => (group * (self.rows / per_word) + row / per_word, AWQ_PLACES[row % per_word]),
-            Packing::Rows => (row / per_word * self.groups + group, row % per_word),
+        let words = self.rows * self.bits / 32;
+        let zero = match self.packing {
+            Packing::Gptq { .. } => self.part(row, |word| zeros[group * words + word]),
+            Packing::Awq => self.part(AWQ_PLACES[row % 8], |_| zeros[group * words + row / 8]),
+            Packing::Rows => self.part(row, |word| zeros[word * self.groups + group]),
         };
-        self.part(zeros[word], place) as f32
+        zero as f32
     }
 
-    /// One of the integers in a word.
-    fn part(&self, word: u32, place: usize) -> u32 {
-        word >> (place * self.bits) & ((1 << self.bits) - 1)
+    /// One of the integers that lie bit by bit in words.
+    fn part(&self, place: usize, word: impl Fn(usize) -> u32) -> u32 {
+        let (first, shift) = (place * self.bits / 32, place * self.bits % 32);
+        let low = word(first) >> shift;
+        let all = if shift + self.bits > 32 { low | word(first + 1) << (32 - shift) } else { low };
+        all & ((1 << self.bits) - 1)
     }
 }

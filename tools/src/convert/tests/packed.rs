@@ -46,10 +46,13 @@ impl Integers {
     /// Integers of a matrix in words of 32 bits, `order` says which of the neighbours along a row comes where.
     fn along_rows(&self, numbers: &[u32], columns: usize, order: &[usize]) -> Vec<f32> {
         let per_word = 32 / self.bits as usize;
-        let words = numbers.chunks(columns).flat_map(|row| row.chunks(per_word)).map(|part| {
-            let shifted = (0..per_word).map(|at| part[order[at]] << (at as u32 * self.bits));
-            f32::from_bits(shifted.sum())
-        });
+        // Three bits are in two words at places: 32 of them take three.
+        let together = if self.bits == 3 { 32 } else { per_word };
+        let pack = |part: &[u32]| {
+            let all = (0..together).map(|at| u128::from(part[order[at]]) << (at as u32 * self.bits)).sum::<u128>();
+            (0..together * self.bits as usize / 32).map(move |word| f32::from_bits((all >> (32 * word)) as u32))
+        };
+        let words = numbers.chunks(columns).flat_map(|row| row.chunks(together)).flat_map(pack);
         words.collect()
     }
 }
@@ -66,6 +69,9 @@ pub(super) enum Way {
     Gptq,
     GptqV2,
     Awq,
+    AutoRound,
+    AutoRoundGptq,
+    AutoRoundAwq,
     Compressed,
 }
 
@@ -75,8 +81,15 @@ impl Way {
             Way::Gptq => json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq", "dynamic": {}}),
             Way::GptqV2 => json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}),
             Way::Awq => json!({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": true}),
+            Way::AutoRound => json!({"quant_method": "auto-round", "packing_format": "auto_round", "group_size": -1}),
+            Way::AutoRoundGptq => json!({"quant_method": "intel/auto-round", "backend": "auto_round:auto_gptq"}),
+            Way::AutoRoundAwq => json!({"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}),
             Way::Compressed => json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
         }
+    }
+
+    fn is_awq(self) -> bool {
+        matches!(self, Way::Awq | Way::AutoRoundAwq)
     }
 }
 
@@ -89,11 +102,14 @@ pub(super) fn put(fixture: &mut Fixture, weight: &str, integers: &Integers, way:
     let mut put = |ending: &str, dtype, shape: &[usize], numbers| {
         fixture.tensors.insert(format!("{stem}{ending}"), Made { dtype, shape: shape.to_vec(), numbers });
     };
-    let plain: Vec<usize> = (0..per_word).collect();
-    let order = if way == Way::Awq { vec![0, 2, 4, 6, 1, 3, 5, 7] } else { plain.clone() };
-    let by_group = turned(&integers.zeros, rows);
+    let plain: Vec<usize> = (0..if bits == 3 { 32 } else { per_word }).collect();
+    let order = if way.is_awq() { vec![0, 2, 4, 6, 1, 3, 5, 7] } else { plain.clone() };
+    let mut by_group = turned(&integers.zeros, rows);
+    if way == Way::Gptq && bits == 3 {
+        by_group.iter_mut().for_each(|zero| *zero -= 1);
+    }
     let mut zeros = integers.along_rows(&by_group, rows, &order);
-    if way == Way::Gptq {
+    if matches!(way, Way::Gptq | Way::AutoRoundGptq) && bits != 3 {
         let ones = if bits == 4 { 0x1111_1111 } else { 0x0101_0101 };
         zeros.iter_mut().for_each(|word| *word = f32::from_bits(word.to_bits().wrapping_sub(ones)));
     }
@@ -105,17 +121,18 @@ pub(super) fn put(fixture: &mut Fixture, weight: &str, integers: &Integers, way:
         put("weight_shape", Dtype::I64, &[2], vec![rows as f32, columns as f32]);
     } else {
         let codes = match way {
-            Way::Awq => integers.along_rows(&turned(&integers.codes, rows), rows, &order),
-            Way::Gptq | Way::GptqV2 | Way::Compressed => {
+            Way::Awq | Way::AutoRoundAwq => integers.along_rows(&turned(&integers.codes, rows), rows, &order),
+            Way::Gptq | Way::GptqV2 | Way::AutoRound | Way::AutoRoundGptq | Way::Compressed => {
                 turned(&integers.along_rows(&integers.codes, columns, &plain), rows)
             }
         };
-        let shape = if way == Way::Awq { [columns, rows / per_word] } else { [columns / per_word, rows] };
+        let words = |numbers: usize| numbers * bits as usize / 32;
+        let shape = if way.is_awq() { [columns, words(rows)] } else { [words(columns), rows] };
         put("qweight", Dtype::I32, &shape, codes);
-        put("qzeros", Dtype::I32, &[groups, rows / per_word], zeros);
+        put("qzeros", Dtype::I32, &[groups, words(rows)], zeros);
         put("scales", Dtype::F16, &[groups, rows], turned(&integers.scales, rows));
     }
-    if way != Way::Awq {
+    if !way.is_awq() && way != Way::AutoRound {
         let numbers = integers.group_of.iter().map(|group| f32::from_bits(*group as u32)).collect();
         put(if way == Way::Compressed { "weight_g_idx" } else { "g_idx" }, Dtype::I32, &[columns], numbers);
     }
@@ -143,9 +160,11 @@ pub(super) fn wide() -> Fixture {
 /// Rows that change places among them; what is not packed stays as it is.
 #[test]
 fn packed_integers_become_the_numbers_they_stand_for() {
-    for way in [Way::Gptq, Way::GptqV2, Way::Awq, Way::Compressed] {
+    let ways =
+        [Way::Gptq, Way::GptqV2, Way::Awq, Way::AutoRound, Way::AutoRoundGptq, Way::AutoRoundAwq, Way::Compressed];
+    for way in ways {
         for (bits, groups, shuffled) in [(4, 1, false), (4, 4, false), (4, 4, true), (8, 2, true)] {
-            if way == Way::Awq && (bits == 8 || shuffled) {
+            if way.is_awq() && (bits == 8 || shuffled) || way == Way::AutoRound && shuffled {
                 continue;
             }
             let (mut packed, mut plain) = (wide(), wide());
@@ -167,6 +186,77 @@ fn packed_integers_become_the_numbers_they_stand_for() {
     }
 }
 
+/// A model with a matrix of 96 columns, its name and shape.
+fn large() -> (Fixture, String, [usize; 2]) {
+    let mut fixture = wide();
+    fixture.config["intermediate_size"] = json!(96);
+    for layer in 0..2 {
+        let prefix = format!("model.layers.{layer}.mlp.");
+        fixture.add_all(&prefix, &[("gate_proj.weight", &[96, 8]), ("up_proj.weight", &[96, 8])]);
+        fixture.add_all(&prefix, &[("down_proj.weight", &[8, 96])]);
+    }
+    (fixture, "model.layers.1.mlp.down_proj.weight".into(), [8, 96])
+}
+
+/// 32 of them take three words, as columns and as rows.
+#[test]
+fn integers_of_three_bits_become_the_numbers_they_stand_for() {
+    const WIDTH: usize = 32;
+    let made = || {
+        let mut fixture = llama();
+        fixture.config["hidden_size"] = json!(WIDTH);
+        fixture.config["head_dim"] = json!(4);
+        fixture.config["intermediate_size"] = json!(3 * WIDTH);
+        fixture.add_all("model.", &[("embed_tokens.weight", &[12, WIDTH]), ("norm.weight", &[WIDTH])]);
+        for layer in 0..2 {
+            let prefix = format!("model.layers.{layer}.");
+            let norms = ["input_layernorm.weight", "post_attention_layernorm.weight"];
+            norms.iter().for_each(|name| fixture.add(&format!("{prefix}{name}"), &[WIDTH]));
+            for (name, shape) in [
+                ("self_attn.q_proj", [8, WIDTH]),
+                ("self_attn.k_proj", [4, WIDTH]),
+                ("self_attn.v_proj", [4, WIDTH]),
+                ("self_attn.o_proj", [WIDTH, 8]),
+                ("mlp.gate_proj", [3 * WIDTH, WIDTH]),
+                ("mlp.up_proj", [3 * WIDTH, WIDTH]),
+                ("mlp.down_proj", [WIDTH, 3 * WIDTH]),
+            ] {
+                fixture.add(&format!("{prefix}{name}.weight"), &shape);
+            }
+        }
+        fixture
+    };
+    let (name, shape) = ("model.layers.1.mlp.down_proj.weight", [WIDTH, 3 * WIDTH]);
+    for (way, shuffled) in [(Way::Gptq, true), (Way::GptqV2, false), (Way::AutoRound, false)] {
+        let (mut packed, mut plain) = (made(), made());
+        let mut integers = Integers::new(shape, 3, 3, shuffled);
+        // Too small by one, a zero of 0 cannot be written.
+        integers.zeros.iter_mut().for_each(|zero| *zero = (*zero).max(1));
+        plain.tensors.get_mut(name).unwrap().numbers = integers.weights();
+        packed.config["quantization_config"] = way.config();
+        put(&mut packed, name, &integers, way);
+        let of_both = [&packed, &plain].map(|fixture| numbers(&fixture.f32(), "blk.1.ffn_down.weight"));
+        assert_eq!(of_both[0], of_both[1], "{way:?}");
+    }
+}
+
+/// Groups are as long as the settings say, and what is left makes a shorter one.
+#[test]
+fn the_last_group_may_be_shorter() {
+    let ((mut packed, name, [rows, columns]), (mut plain, ..)) = (large(), large());
+    packed.config["quantization_config"] = json!({"quant_method": "auto-round", "group_size": 64});
+    let mut integers = Integers::new([rows, columns], 4, 2, false);
+    integers.group_of = (0..columns).map(|column| column / 64).collect();
+    plain.tensors.get_mut(&name).unwrap().numbers = integers.weights();
+    put(&mut packed, &name, &integers, Way::AutoRoundGptq);
+    packed.tensors.remove(&name.replace("weight", "g_idx")).unwrap();
+    let of_both = [&packed, &plain].map(|fixture| numbers(&fixture.f32(), "blk.1.ffn_down.weight"));
+    assert_eq!(of_both[0], of_both[1]);
+    packed.config["quantization_config"]["packing_format"] = json!("auto_round:new");
+    let error = packed.error(&of(Quant::F32));
+    assert!(error.contains("packing_format = \"auto_round:new\", expected"), "{error}");
+}
+
 #[test]
 fn packed_integers_that_are_not_whole_are_named() {
     let (name, shape) = MATRICES[3];
@@ -185,7 +275,7 @@ fn packed_integers_that_are_not_whole_are_named() {
                 let zeros = tensors.get_mut(&format!("{stem}qzeros")).unwrap();
                 zeros.shape = vec![1, 4];
             },
-            "qweight has the shape [2, 8] beside zeros of [1, 4] and scales of [4, 8], expected integers of 2, 4 or 8 bits",
+            "qweight has the shape [2, 8] beside zeros of [1, 4] and scales of [4, 8], expected integers of 2, 3, 4 or 8 bits",
         ),
         (
             |tensors, stem| {
@@ -297,4 +387,29 @@ fn codes_of_bitsandbytes_become_the_numbers_they_stand_for() {
     fixture.tensors.get_mut(&format!("{name}.absmax")).unwrap().shape = vec![5];
     let error = fixture.error(&of(Quant::F32));
     assert_eq!(error, format!("tensor {name}.absmax is F32 of the shape [5], expected 6 of F32"));
+}
+
+/// The largest integer of a row stands for its scale.
+#[test]
+fn int8_of_bitsandbytes_becomes_the_numbers_it_stands_for() {
+    let (name, [rows, columns]) = (format!("model.layers.0.{}", MATRICES[3].0), MATRICES[3].1);
+    let stem = name.strip_suffix("weight").unwrap();
+    let mut fixture = wide();
+    fixture.config["quantization_config"] =
+        json!({"quant_method": "bitsandbytes", "load_in_4bit": false, "load_in_8bit": true});
+    let codes: Vec<f32> = (0..rows * columns).map(|at| (at * 37 % 255) as f32 - 127.0).collect();
+    let scales: Vec<f32> = (0..rows).map(|at| 0.5 + at as f32 / 4.0).collect();
+    let mut put = |name: String, dtype, shape: &[usize], numbers: &[f32]| {
+        fixture.tensors.insert(name, Made { dtype, shape: shape.to_vec(), numbers: numbers.to_vec() });
+    };
+    put(name.clone(), Dtype::I8, &[rows, columns], &codes);
+    put(format!("{stem}SCB"), Dtype::F32, &[rows], &scales);
+    put(format!("{stem}weight_format"), Dtype::U8, &[], &[0.0]);
+    for (at, found) in numbers(&fixture.f32(), "blk.0.ffn_down.weight").iter().enumerate() {
+        assert_eq!(*found, codes[at] * scales[at / columns] * (1.0 / 127.0), "{at}");
+    }
+    assert!(fixture.error(&of(Quant::Nvfp4)).contains("no weight of the checkpoint is in NVFP4"));
+    fixture.tensors.get_mut(&format!("{stem}weight_format")).unwrap().numbers = vec![2.0];
+    let error = fixture.error(&of(Quant::F32));
+    assert_eq!(error, format!("tensor {stem}weight_format is 2, expected 0: rows one after the other"));
 }

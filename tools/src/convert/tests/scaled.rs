@@ -49,6 +49,28 @@ fn fp8_weights_are_multiplied_by_their_scales() {
     assert!(fixture.error(&of(Quant::F32)).contains("_scale_inv is I64, expected the type of scales"));
 }
 
+/// Exponents in bytes, one for each 32 numbers of a row.
+#[test]
+fn mxfp8_weights_are_multiplied_by_powers_of_two() {
+    let mut fixture = llama();
+    fixture.config["quantization_config"] = json!({"quant_method": "compressed-tensors", "format": "mxfp8-quantized"});
+    fixture.config["intermediate_size"] = json!(64);
+    for layer in 0..2 {
+        let prefix = format!("model.layers.{layer}.mlp.");
+        fixture.add_all(&prefix, &[("gate_proj.weight", &[64, 8]), ("up_proj.weight", &[64, 8])]);
+        fixture.add_all(&prefix, &[("down_proj.weight", &[8, 64])]);
+    }
+    let down = "model.layers.0.mlp.down_proj.weight";
+    let codes: Vec<f32> = (0..8 * 64).map(|at| (at % 15) as f32 / 2.0 - 3.5).collect();
+    let scales: Vec<f32> = (0..8 * 2).map(|at| (120 + at % 9) as f32).collect();
+    fixture.tensors.insert(down.into(), Made { dtype: Dtype::F8_E4M3, shape: vec![8, 64], numbers: codes.clone() });
+    let made = Made { dtype: Dtype::U8, shape: vec![8, 2], numbers: scales.clone() };
+    fixture.tensors.insert(format!("{down}_scale"), made);
+    for (at, found) in numbers(&fixture.f32(), "blk.0.ffn_down.weight").iter().enumerate() {
+        assert_eq!(*found, codes[at] * 2f32.powi(scales[at / 32] as i32 - 127), "{at}");
+    }
+}
+
 /// Rows of 32 numbers: one block each.
 #[test]
 fn mxfp4_blocks_are_unpacked() {
@@ -164,7 +186,6 @@ fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
             "checkpoint_format = \"marlin\", expected \"gptq\" or \"gptq_v2\"",
         ),
         (json!({"quant_method": "awq", "version": "gemv"}), "version = \"gemv\", expected \"gemm\""),
-        (json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), "load_in_8bit = true, expected false"),
         (
             json!({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
             "quant_algo = \"W4A16_AWQ\", expected \"FP8\" or",
