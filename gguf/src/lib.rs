@@ -19,7 +19,7 @@ pub use error::GgufError;
 pub use header::Endian;
 pub use mapping::TensorBytes;
 pub use metadata::{Metadata, Value};
-pub use output::{OutputFile, abandon_outputs, check_output, file_id, is_same_file, output_target};
+pub use output::{OutputFile, abandon_outputs, check_output, file_id, is_same_file, output_target, remove_abandoned};
 pub use quant::Quant;
 pub use tensors::TensorInfo;
 pub use writer::{GgufWriter, OpenWriter};

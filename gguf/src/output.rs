@@ -1,6 +1,7 @@
 //! Files being written: hidden beside their targets until they are complete, and gone if they never are.
 
 use crate::GgufError;
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,8 @@ impl OutputFile {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(io_error(path, error)),
                 Ok(file) => {
+                    // What is locked has someone who writes it; where nothing can be locked, nothing is taken for abandoned.
+                    let _ = file.try_lock();
                     open.push(temporary.clone());
                     return Ok(OutputFile { name: path.to_path_buf(), target, temporary: Some(temporary), file });
                 }
@@ -110,6 +113,36 @@ pub fn abandon_outputs(end: impl FnOnce()) {
         let _ = std::fs::remove_file(temporary);
     }
     end();
+}
+
+/// Removes what a program that was killed has left of `path`, or of the shards of a split file of that name.
+pub fn remove_abandoned(path: &Path) {
+    let Ok(target) = output_target(path) else { return };
+    let text = |name: Option<&OsStr>| name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let (name, stem) = (text(target.file_name()), text(target.file_stem()));
+    for entry in std::fs::read_dir(folder_of(&target)).into_iter().flatten().flatten() {
+        let is_of_it = hidden_for(&entry.file_name().to_string_lossy()).is_some_and(|of| {
+            let shard = of.strip_prefix(&stem).and_then(|rest| rest.strip_prefix('-')).unwrap_or_default();
+            of == name || shard.contains("-of-") && shard.ends_with(".gguf")
+        });
+        // One that is empty may just have been created, and not be locked yet.
+        let is_begun = entry.metadata().is_ok_and(|found| found.is_file() && found.len() > 0);
+        if is_of_it
+            && is_begun
+            && let Ok(file) = OpenOptions::new().write(true).open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            // It only takes room.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// The name of the file that a hidden one was to become: `.NAME.PROCESS-NUMBER.part`.
+fn hidden_for(hidden: &str) -> Option<&str> {
+    let (name, numbers) = hidden.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;
+    let (process, number) = numbers.split_once('-')?;
+    [process, number].iter().all(|number| number.parse::<u64>().is_ok()).then_some(name)
 }
 
 /// Whether a file could be written at `path`, said before the work that goes into it.

@@ -2,7 +2,9 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use kvas_gguf::{GgufFile, GgufWriter, Metadata, Quant, Value, check_output, is_same_file};
+use kvas_gguf::{
+    GgufFile, GgufWriter, Metadata, OutputFile, Quant, Value, check_output, is_same_file, remove_abandoned,
+};
 use std::{
     os::unix::fs::{FileTypeExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
@@ -101,4 +103,23 @@ fn a_file_knows_its_own_paths() {
         assert_eq!(error, format!("{}: is a file that is read for it, expected another one", same.display()));
     }
     file.check_apart(&folder.file("other")).unwrap();
+}
+
+#[test]
+fn what_a_killed_program_left_is_removed() {
+    let folder = Folder::new();
+    let out = folder.file("out.gguf");
+    let mut open = OutputFile::create(&out).unwrap();
+    std::io::Write::write_all(&mut open, b"a part").unwrap();
+    let others = [".other.gguf.7-0.part", ".out.gguf.7.part", ".out.gguf.7-0.whole", ".out.gguf.9-0.part", "out.gguf"];
+    for name in [".out.gguf.7-0.part", ".out-00001-of-00002.gguf.7-1.part"].iter().chain(&others) {
+        let is_new = *name == ".out.gguf.9-0.part";
+        std::fs::write(folder.file(name), if is_new { "" } else { "left" }).unwrap();
+    }
+    remove_abandoned(&out);
+    let left: Vec<String> = folder.names();
+    assert_eq!(left.len(), others.len() + 1, "{left:?}");
+    assert!(others.iter().all(|name| left.iter().any(|left| left == name)), "{left:?}");
+    open.finish().unwrap();
+    assert_eq!(std::fs::read(out).unwrap(), b"a part");
 }

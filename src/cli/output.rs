@@ -2,7 +2,7 @@
 
 use super::{INTERRUPTED, TERMINATED};
 use anyhow::Context;
-use kvas_gguf::{OutputFile, abandon_outputs, check_output};
+use kvas_gguf::{OutputFile, abandon_outputs, check_output, remove_abandoned};
 use std::{
     io::Write,
     path::Path,
@@ -14,10 +14,11 @@ use std::{
 use tokio::signal::unix::{SignalKind, signal};
 
 /// To be called before the work that goes into the file `out`: says whether it can be written, and has signals remove
-/// what is not complete.
+/// what is not complete. What a program that was killed has left of it is gone.
 pub(crate) fn begin(out: &Path) -> anyhow::Result<()> {
     static LISTENING: Once = Once::new();
     check_output(out)?;
+    remove_abandoned(out);
     let mut listened = Ok(());
     LISTENING.call_once(|| listened = end_on_signal());
     listened.context("cannot listen for signals")

@@ -13,6 +13,8 @@ use std::path::Path;
 
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// What holds the checkpoints in the folder that the cache of Hugging Face has for a model.
+const SNAPSHOTS: &str = "snapshots";
 
 /// Weights of other formats and layouts, as their publishers call them.
 const OTHERS: [&str; 4] =
@@ -65,6 +67,10 @@ impl Checkpoint {
         }
         let mut checkpoint = Checkpoint { tensors: BTreeMap::new(), shards: Vec::new() };
         let Some(index) = super::json::Json::read(folder, INDEX)? else {
+            super::json::refuse_dangling(&folder.join(WHOLE), WHOLE)?;
+            if folder.join(SNAPSHOTS).is_dir() {
+                bail!("{}: a folder of the Hugging Face cache, expected the one in its {SNAPSHOTS}", folder.display());
+            }
             let other = OTHERS.iter().find(|name| folder.join(name).exists());
             let found = other.map_or(String::new(), |name| format!(" and not {name}: save it as safetensors"));
             bail!("{}: expected {WHOLE} or {INDEX} in it{found}", folder.display());
@@ -82,6 +88,7 @@ impl Checkpoint {
             }
         }
         for (file, expected) in files {
+            super::json::refuse_dangling(&folder.join(file), file)?;
             if !folder.join(file).is_file() {
                 bail!("{file}: missing, {INDEX} says that it holds {} tensors", expected.len());
             }

@@ -125,7 +125,10 @@ pub(super) fn read_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let length = match std::fs::metadata(&path) {
         Ok(found) if found.is_file() => found.len(),
         Ok(_) => bail!("{name}: expected a file"),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            refuse_dangling(&path, name)?;
+            return Ok(None);
+        }
         Err(error) => return Err(error).with_context(|| name.to_string()),
     };
     if length > FILE_BYTES_MAX {
@@ -134,6 +137,17 @@ pub(super) fn read_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let bytes = std::fs::read(&path).with_context(|| name.to_string())?;
     refuse_pointer(name, &bytes)?;
     Ok(Some(bytes))
+}
+
+/// Refuses a link that leads nowhere, where the cache of Hugging Face has not got the file: a checkpoint without it could be
+/// another one.
+pub(super) fn refuse_dangling(path: &Path, name: &str) -> Result<()> {
+    if let Ok(link) = std::fs::read_link(path)
+        && !path.exists()
+    {
+        bail!("{name}: a link to {}, expected a file there: download the checkpoint again", link.display());
+    }
+    Ok(())
 }
 
 /// Refuses what stands for a file that Git LFS has not fetched.

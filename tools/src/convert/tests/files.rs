@@ -135,6 +135,26 @@ fn what_is_no_checkpoint_yet_is_named() {
     assert!(error.to_string().ends_with("in it and not pytorch_model.bin: save it as safetensors"), "{error}");
 }
 
+/// As the cache of Hugging Face is where a download was not completed.
+#[test]
+#[cfg(unix)]
+fn links_that_lead_nowhere_and_folders_around_a_checkpoint_are_named() {
+    for file in ["model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json"] {
+        let fixture = llama();
+        fixture.save();
+        let _ = std::fs::remove_file(fixture.path(file));
+        std::os::unix::fs::symlink("../../blobs/b0", fixture.path(file)).unwrap();
+        let error = convert(fixture.folder.path(), &fixture.path("out.gguf"), &of(Quant::F32)).unwrap_err();
+        let expected =
+            format!("{file}: a link to ../../blobs/b0, expected a file there: download the checkpoint again");
+        assert_eq!(format!("{error:#}"), expected);
+    }
+    let cache = tempfile::tempdir().unwrap();
+    std::fs::create_dir(cache.path().join("snapshots")).unwrap();
+    let error = convert(cache.path(), &cache.path().join("out.gguf"), &of(Quant::F32)).unwrap_err().to_string();
+    assert!(error.ends_with("a folder of the Hugging Face cache, expected the one in its snapshots"), "{error}");
+}
+
 #[test]
 fn progress_ends_at_the_total() {
     use std::{cell::RefCell, rc::Rc};
