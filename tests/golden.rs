@@ -250,7 +250,7 @@ const HALVES: f64 = 1e-5;
 
 /// The divergence of Q8_0, with f16 pages: what was measured, of which a test allows twice as much. Random weights
 /// spread logits like no trained model does, and a router that chooses another expert changes everything after it.
-const Q8_0: [(&str, f64); 21] = [
+const Q8_0: [(&str, f64); 22] = [
     ("falcon-h1", 7.2e-5),
     ("granite", 1.8e-3),
     ("granitehybrid", 8.2e-6),
@@ -262,6 +262,7 @@ const Q8_0: [(&str, f64); 21] = [
     ("lfm2moe", 4.6e-2),
     ("llama", 2.7e-3),
     ("llama3-rope", 2.0e-3),
+    ("mamba", 7.8e-4),
     ("mamba2", 2.6e-3),
     ("mistral", 2.1e-3),
     ("nemotron_h", 3.1e-3),

@@ -85,6 +85,21 @@ fn fused_and_interleaved_tensors_are_taken_apart() {
 }
 
 #[test]
+fn norms_without_weights_are_refused() {
+    let (mut metadata, tensors) = header_parts("mamba");
+    metadata.set("mamba.ssm.dt_b_c_rms", Value::Bool(true));
+    let of = |more: &[&str]| {
+        let table = [16, 32];
+        let names = tensors.iter().map(String::as_str).chain(more.iter().copied()).chain(["token_embd.weight"]);
+        let header = Header::new(&metadata, names.map(|name| (name, &table[..]))).unwrap();
+        arch::read(&header).map(drop).map_err(|error| error.to_string())
+    };
+    let expected = "false: norms without weights, as Falcon-Mamba has them, are not computed";
+    assert_eq!(of(&[]), Err(format!("key mamba.ssm.dt_b_c_rms = true, expected {expected}")));
+    assert_eq!(of(&["blk.0.ssm_dt_norm.weight"]), Ok(()));
+}
+
+#[test]
 fn missing_and_wrong_keys_are_named() {
     let broken = |change: &dyn Fn(&mut Metadata)| {
         let (mut metadata, _) = header_parts("qwen35");

@@ -27,7 +27,7 @@ const KEYS: &[KeyRow] = &[
     number("attention.layer_norm_rms_epsilon", "epsilon"),
 ];
 
-const MODEL: &[TensorRow] = &[
+pub(super) const MODEL: &[TensorRow] = &[
     renamed("token_embd.weight", "embeddings.weight", "vocab, width"),
     renamed("output_norm.weight", "norm_f.weight", "width"),
     renamed("output.weight", "/lm_head.weight", "vocab, width").when("1 - tied"),

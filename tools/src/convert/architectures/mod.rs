@@ -63,6 +63,7 @@ mod jamba;
 mod kimi_linear;
 mod lfm2;
 mod llama;
+mod mamba;
 mod mamba2;
 mod nemotron_h;
 mod qwen;
@@ -77,6 +78,7 @@ pub(super) const ALL: &[&Architecture] = &[
     &qwen_hybrid::QWEN35,
     &qwen_hybrid::QWEN35MOE,
     &qwen_hybrid::QWEN3NEXT,
+    &mamba::MAMBA,
     &mamba2::MAMBA2,
     &granite_hybrid::GRANITE_HYBRID,
     &granite_hybrid::GRANITE_ATTENTION,

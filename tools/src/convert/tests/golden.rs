@@ -20,7 +20,7 @@ fn every_golden_converts_to_every_type() {
         assert!(plan(fixture.folder.path(), &of(Quant::F32)).unwrap().ignored.is_empty(), "{name}");
         count += 1;
     }
-    assert_eq!(count, 21);
+    assert_eq!(count, 22);
 }
 
 impl Fixture {

@@ -56,6 +56,38 @@ fn mamba2_is_recurrent_only() {
 }
 
 #[test]
+fn the_first_mamba_is_recurrent_only() {
+    let fixture = Fixture::golden("mamba");
+    let mut expected = Expected::of(&fixture, "mamba");
+    expected.counts(&[
+        ("block_count", 3),
+        ("embedding_length", 64),
+        ("context_length", 1_048_576),
+        ("feed_forward_length", 0),
+        ("attention.head_count", 0),
+        ("ssm.conv_kernel", 4),
+        ("ssm.inner_size", 128),
+        ("ssm.state_size", 16),
+        ("ssm.time_step_rank", 4),
+    ]);
+    expected.no_key("vocab_size");
+    expected.key("attention.layer_norm_rms_epsilon", &Value::F32(1e-5));
+    expected.key("ssm.dt_b_c_rms", &Value::Bool(false));
+    expected.tensors(&[-1], "token_embd.weight 64x512 w, output_norm.weight 64");
+    expected.tensors(
+        &[0, 1, 2],
+        "attn_norm.weight 64, ssm_in.weight 64x256 w, ssm_conv1d.weight 4x128, ssm_conv1d.bias 128, ssm_x.weight 128x36 w,
+        ssm_dt.weight 4x128 w, ssm_dt.bias 128, ssm_a 16x128, ssm_d 128, ssm_out.weight 128x64 w",
+    );
+    expected.finish();
+    let source = fixture.numbers("backbone.layers.2.mixer.A_log");
+    assert_eq!(numbers(&fixture.f32(), "blk.2.ssm_a"), negated_exp(source));
+    let mut other = Fixture::golden("mamba");
+    other.config["use_bias"] = json!(true);
+    assert!(other.error(&of(Quant::F32)).contains("use_bias = true, expected false"));
+}
+
+#[test]
 fn granite_hybrids_are_dense_or_have_experts() {
     let fixture = Fixture::golden("granitehybrid");
     let mut expected = Expected::of(&fixture, "granitehybrid");
