@@ -4,7 +4,7 @@
 use kvas::{engine, model::Model};
 use kvas_backend::{Backend, KvType, Limits, Outputs, Reference, Replay, StateType, Step};
 use kvas_cpu::{Cpu, Isa};
-use kvas_gguf::Quant;
+use kvas_gguf::{GgufFile, GgufWriter, Quant, Value};
 use kvas_tools::convert::{ConvertOptions, convert};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
@@ -310,4 +310,34 @@ fn smaller_formats_stay_close_to_the_reference_implementation() {
         }
     }
     assert!(far.is_empty(), "{}", far.join("\n"));
+}
+
+/// All of a model in one file, another name, and keys that say what is known: the part for text computes the same.
+#[test]
+fn files_of_ollama_are_read_for_their_text() {
+    let path = converted_file(&fixture("qwen35"), Quant::F32);
+    let source = GgufFile::open(&path).unwrap();
+    let mut metadata = source.metadata().clone();
+    metadata.set("qwen35.ssm.v_head_reordered", Value::Bool(true));
+    metadata.set("qwen35.vision.block_count", Value::U32(1));
+    let mut writer = GgufWriter::new(metadata);
+    let mut data = Vec::new();
+    for info in source.tensors() {
+        let name = info.name.strip_suffix(".bias").filter(|stem| stem.ends_with(".ssm_dt")).unwrap_or(&info.name);
+        writer.declare(name, info.quant, &info.shape).unwrap();
+        data.push(source.data(info).to_vec());
+    }
+    for name in ["v.blk.0.attn_qkv.weight", "mm.0.weight", "mtp.fc.weight"] {
+        writer.declare(name, Quant::F32, &[4, 2]).unwrap();
+        data.push(vec![0; 32]);
+    }
+    let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+    let out = crate::temporary::file(".gguf");
+    std::fs::write(&out, writer.to_bytes(&data).unwrap()).unwrap();
+    let ids = golden(&fixture("qwen35")).ids;
+    let [found, expected] = [&out, &path].map(|path| {
+        let model = Model::open(path, None).unwrap();
+        logits(&model, Box::new(Cpu::new(1)), limits(64, Replay::new(0, 1), KvType::F32), &ids)
+    });
+    assert_eq!(found, expected);
 }

@@ -29,12 +29,16 @@ pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), 
         }
     }
     // Every rotating layer shares the factors; a file may have them without such a layer.
-    let is_known = |name: &str| used.contains(name) || name == "rope_freqs.weight";
+    let is_beside = |name: &str| BESIDE_TEXT.iter().any(|start| name.starts_with(start));
+    let is_known = |name: &str| used.contains(name) || name == "rope_freqs.weight" || is_beside(name);
     match file.tensors().iter().find(|info| !is_known(&info.name)) {
         Some(info) => Err(GgufError::Tensor { name: info.name.clone(), what: unused(&info.name, spec, file) }.into()),
         None => Ok(()),
     }
 }
+
+/// How tensors begin that are for images, sounds and drafts where a file has all of a model, as Ollama makes them.
+const BESIDE_TEXT: [&str; 4] = ["v.", "mm.", "a.", "mtp."];
 
 /// The names of the tensors beside a weight, which are checked.
 fn beside(tensor: &str, file: &GgufFile) -> Result<Vec<String>, ModelError> {
