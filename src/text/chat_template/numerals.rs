@@ -181,7 +181,7 @@ fn grouped(digits: &str, grouping: Option<char>, every: usize) -> String {
     let Some(separator) = grouping else { return digits.into() };
     let mut out = String::with_capacity(digits.len() * 4 / 3);
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % every == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(every) {
             out.push(separator);
         }
         out.push(digit);
