@@ -161,7 +161,7 @@ impl HotTiles {
         let (a, b) = (self.a.split_at(steps * SIDE * STEP).into(), lines.split_at(steps * SIDE).into());
         let open = unit.open();
         for _ in 0..PRODUCTS {
-            open.multiply(Multiply { a, b, c: &mut c, accumulate: true });
+            open.multiply(Multiply { a, rest: None, b, c: &mut c, accumulate: true });
         }
         black_box(&*c);
         2 * rows * width * steps * STEP * PRODUCTS

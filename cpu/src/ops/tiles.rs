@@ -155,19 +155,19 @@ impl Piece<'_, '_> {
     ) {
         let lines = |panel: usize| &self.lines[panel.min(panels - 1) * LINES..][..steps.len() * SIDE];
         let rest = self.tiled.rest.filter(|_| in_two_parts(matrix.quant));
+        let (begin, end) = (steps.start * TILE, steps.end * TILE);
         for entry in (0..entries).step_by(2 * SIDE) {
+            let parts = [Some(self.tiled.values), rest].map(|values| {
+                let all = &values?[(tile + entry / SIDE) * matrix.columns * SIDE..];
+                let mut tiles = all.chunks(matrix.columns * SIDE).map(|tile| &tile[begin..end]);
+                let mut next = || tiles.next().unwrap_or_default();
+                Some([next(), if entries - entry > SIDE { next() } else { &[] }])
+            });
+            let (a, rest) = (parts[0].unwrap_or_default(), parts[1]);
             for panel in (0..panels).step_by(2) {
-                for (part, values) in [Some(self.tiled.values), rest].into_iter().flatten().enumerate() {
-                    let of_tile = |tile: usize| {
-                        let values = &values[tile * matrix.columns * SIDE..];
-                        &values[steps.start * TILE..steps.end * TILE]
-                    };
-                    let tile = tile + entry / SIDE;
-                    let second = if entries - entry > SIDE { of_tile(tile + 1) } else { &[] };
-                    let (a, b) = ([of_tile(tile), second], [lines(panel), lines(panel + 1)]);
-                    let c = &mut y[block(panel, entry / SIDE)..][..BLOCK];
-                    self.open.multiply(Multiply { a, b, c, accumulate: steps.start + part > 0 });
-                }
+                let b = [lines(panel), lines(panel + 1)];
+                let c = &mut y[block(panel, entry / SIDE)..][..BLOCK];
+                self.open.multiply(Multiply { a, rest, b, c, accumulate: steps.start > 0 });
             }
         }
     }

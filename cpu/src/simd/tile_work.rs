@@ -50,11 +50,13 @@ pub(crate) struct Unpack<'a, L> {
     pub(crate) layout: PhantomData<L>,
 }
 
-/// `c (+)= a b` for one or two tiles of activations and two of weights.
+/// `c (+)= a b`, or `c (+)= a b + rest b`, for one or two tiles of activations and two of weights.
 #[derive(Debug)]
 pub(crate) struct Multiply<'a> {
     /// By tile: `[steps][16, 32]`, the second empty if there is one.
     pub(crate) a: [&'a [u16]; 2],
+    /// A second part of `a`, if there is one.
+    pub(crate) rest: Option<[&'a [u16]; 2]>,
     /// By tile: `[steps * 16]`
     pub(crate) b: [&'a [Line]; 2],
     /// `[1 or 2 of a][2 of b][16, 16]`: the tiles of the sums, one after the other. Rows of a larger matrix, apart from each other,

@@ -212,31 +212,40 @@ impl Drop for Open {
 impl Open {
     /// Multiplies.
     pub(crate) fn multiply(&self, work: Multiply<'_>) {
-        let Multiply { a, b, c, accumulate } = work;
+        let Multiply { a, rest, b, c, accumulate } = work;
         let (steps, is_single) = (b[0].len() / SIDE, a[1].is_empty());
         let sums = if is_single { 2 } else { 4 } * SIDE * SIDE;
         assert!(steps > 0 && b[1].len() == b[0].len() && b[0].len() == steps * SIDE, "whole steps of both tiles");
-        assert!(a[0].len() == steps * SIDE * STEP && (is_single || a[1].len() == a[0].len()), "as many steps of a");
+        for a in std::iter::once(a).chain(rest) {
+            let of_two = if is_single { 0 } else { steps * SIDE * STEP };
+            assert!(a[0].len() == steps * SIDE * STEP && a[1].len() == of_two, "as many steps of a");
+        }
         assert!(c.len() >= sums, "all tiles of c");
         let ([a0, a1], [b0, b1]) = (a.map(<[u16]>::as_ptr), b.map(<[Line]>::as_ptr));
-        let (c, line, accumulate) = (c.as_mut_ptr(), size_of::<Line>(), usize::from(accumulate));
+        let [r0, r1] = rest.unwrap_or(a).map(<[u16]>::as_ptr);
+        let (c, line, bytes) = (c.as_mut_ptr(), size_of::<Line>(), steps * SIDE * size_of::<Line>());
+        // One bit says whether sums are loaded, the next whether there is a second part.
+        let todo = usize::from(accumulate) | usize::from(rest.is_some()) << 1;
         // SAFETY: the assertions keep every load and store within the slices, which the asm's tiles of 16 rows of 64
         // bytes cover; the registers were configured by `open`.
         unsafe {
             if is_single {
-                asm!("test {acc}, {acc}", "jz 3f",
+                asm!("shr {todo}, 1", "jnc 3f",
                     "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]", "jmp 4f",
                     "3:", "tilezero tmm0", "tilezero tmm1",
                     "4:", "tileloadd tmm4, [{a} + {line}]", "tileloadd tmm6, [{b0} + {line}]",
                     "tileloadd tmm7, [{b1} + {line}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
                     "add {a}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
-                    "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
-                    a = inout(reg) a0 => _, b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _,
-                    n = inout(reg) steps => _, c = in(reg) c, line = in(reg) line, acc = in(reg) accumulate,
+                    "shr {todo}, 1", "jnc 5f", "mov {a}, {r}", "sub {b0}, {bytes}", "sub {b1}, {bytes}",
+                    "mov {n}, {bytes}", "shr {n}, 10", "xor {todo}, {todo}", "jmp 4b",
+                    "5:", "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
+                    a = inout(reg) a0 => _, b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _, r = in(reg) r0,
+                    n = inout(reg) steps => _, c = in(reg) c, line = in(reg) line, bytes = in(reg) bytes,
+                    todo = inout(reg) todo => _,
                     out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _, options(nostack));
             } else {
                 // What the next step multiplies is loaded as soon as the last product that needs the register has begun.
-                asm!("test {acc}, {acc}", "jz 3f",
+                asm!("shr {todo}, 1", "jnc 3f",
                     "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]",
                     "tileloadd tmm2, [{c} + {line} + 2048]", "tileloadd tmm3, [{c} + {line} + 3072]", "jmp 2f",
                     "3:", "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
@@ -248,11 +257,14 @@ impl Open {
                     "6:", "add {a0}, 1024", "add {a1}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
                     "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
                     "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
-                    "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
+                    "shr {todo}, 1", "jnc 5f", "mov {a0}, {r0}", "mov {a1}, {r1}", "sub {b0}, {bytes}", "sub {b1}, {bytes}",
+                    "mov {n}, {bytes}", "shr {n}, 10", "xor {todo}, {todo}", "jmp 2b",
+                    "5:", "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
                     "tilestored [{c} + {line} + 2048], tmm2", "tilestored [{c} + {line} + 3072], tmm3",
                     a0 = inout(reg) a0 => _, a1 = inout(reg) a1 => _,
                     b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _, n = inout(reg) steps => _,
-                    c = in(reg) c, line = in(reg) line, acc = in(reg) accumulate,
+                    r0 = in(reg) r0, r1 = in(reg) r1, bytes = in(reg) bytes,
+                    c = in(reg) c, line = in(reg) line, todo = inout(reg) todo => _,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack));
             }
