@@ -49,17 +49,23 @@ fn fp8_weights_are_multiplied_by_their_scales() {
     assert!(fixture.error(&of(Quant::F32)).contains("_scale_inv is I64, expected the type of scales"));
 }
 
-/// Exponents in bytes, one for each 32 numbers of a row.
-#[test]
-fn mxfp8_weights_are_multiplied_by_powers_of_two() {
+/// A model with rows of 64 numbers, whose weights are in a format of compressed-tensors.
+fn of_compressed_tensors(format: &str) -> Fixture {
     let mut fixture = llama();
-    fixture.config["quantization_config"] = json!({"quant_method": "compressed-tensors", "format": "mxfp8-quantized"});
+    fixture.config["quantization_config"] = json!({"quant_method": "compressed-tensors", "format": format});
     fixture.config["intermediate_size"] = json!(64);
     for layer in 0..2 {
         let prefix = format!("model.layers.{layer}.mlp.");
         fixture.add_all(&prefix, &[("gate_proj.weight", &[64, 8]), ("up_proj.weight", &[64, 8])]);
         fixture.add_all(&prefix, &[("down_proj.weight", &[8, 64])]);
     }
+    fixture
+}
+
+/// Exponents in bytes, one for each 32 numbers of a row.
+#[test]
+fn mxfp8_weights_are_multiplied_by_powers_of_two() {
+    let mut fixture = of_compressed_tensors("mxfp8-quantized");
     let down = "model.layers.0.mlp.down_proj.weight";
     let codes: Vec<f32> = (0..8 * 64).map(|at| (at % 15) as f32 / 2.0 - 3.5).collect();
     let scales: Vec<f32> = (0..8 * 2).map(|at| (120 + at % 9) as f32).collect();
@@ -107,15 +113,7 @@ fn mxfp4_blocks_are_unpacked() {
 /// As compressed-tensors writes them: the blocks of a row one after the other.
 #[test]
 fn packed_mxfp4_is_unpacked() {
-    let mut fixture = llama();
-    fixture.config["quantization_config"] =
-        json!({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"});
-    fixture.config["intermediate_size"] = json!(64);
-    for layer in 0..2 {
-        let prefix = format!("model.layers.{layer}.mlp.");
-        fixture.add_all(&prefix, &[("gate_proj.weight", &[64, 8]), ("up_proj.weight", &[64, 8])]);
-        fixture.add_all(&prefix, &[("down_proj.weight", &[8, 64])]);
-    }
+    let mut fixture = of_compressed_tensors("mxfp4-pack-quantized");
     let down = "model.layers.0.mlp.down_proj.weight";
     fixture.tensors.remove(down);
     let codes: Vec<f32> = (0..8 * 32).map(|at| (at * 7 % 256) as f32).collect();
