@@ -302,7 +302,7 @@ fn a_folder_of_models_is_served() {
     let empty = temporary.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
     let (_, said) = refused(&["serve", "-m", &empty.display().to_string()]);
-    assert!(said.ends_with("no file ends in .gguf, expected a model\n"), "{said}");
+    assert!(said.ends_with("no model ends in .gguf, expected one\n"), "{said}");
     let (code, said) = refused(&["serve", "-hf", "fox/hen-GGUF"]);
     assert!(
         code != Some(0) && said.starts_with("error: models are not downloaded, expected a file: -m FILE"),

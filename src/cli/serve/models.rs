@@ -1,6 +1,9 @@
 //! What the command line says of models and of other sites.
 
+use super::super::note;
 use anyhow::{Context, bail};
+use kvas::arch::ARCHITECTURES;
+use kvas_gguf::GgufFile;
 use std::path::{Path, PathBuf};
 
 /// The models that an argument names: `NAME=FILE`, a file by its own name, or all of a folder.
@@ -14,7 +17,7 @@ pub(super) fn named(text: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
     Ok(files.into_iter().map(|file| (name(&file), file)).collect())
 }
 
-/// The models of a folder in the order of their names, each by its first part.
+/// The models of a folder in the order of their names, each by its first part. Other files are left out and named.
 fn of_folder(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let shown = || folder.display().to_string();
     let mut files = Vec::new();
@@ -23,11 +26,31 @@ fn of_folder(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         let is_model = file.extension().is_some_and(|ending| ending == "gguf") && file.is_file();
         files.extend((is_model && !is_later_part(&file)).then_some(file));
     }
-    if files.is_empty() {
-        bail!("{}: no file ends in .gguf, expected a model", folder.display());
-    }
     files.sort();
+    files.retain(|file| {
+        let other = other_than_model(file);
+        if let Some(what) = &other {
+            note(format_args!("{}: left out, {what}", file.display()));
+        }
+        other.is_none()
+    });
+    if files.is_empty() {
+        bail!("{}: no model ends in .gguf, expected one", folder.display());
+    }
     Ok(files)
+}
+
+/// What a file is that is no language model known here, as a vision tower or an adapter. One that cannot be read is told
+/// when it is asked for.
+fn other_than_model(file: &Path) -> Option<String> {
+    let file = GgufFile::open(file).ok()?;
+    let text = |key: &str| file.metadata().string_opt(key).ok().flatten();
+    if let Some(other) = text("general.type").filter(|kind| *kind != "model") {
+        return Some(format!("general.type is {other:?}"));
+    }
+    let architecture = text("general.architecture")?;
+    let is_known = ARCHITECTURES.iter().any(|(name, _)| *name == architecture);
+    (!is_known).then(|| format!("general.architecture is {architecture:?}"))
 }
 
 /// Whether a file is a part of a model, and not its first: `model-00002-of-00005.gguf`.
@@ -67,6 +90,33 @@ mod tests {
         for wrong in ["example.org", "https://", "https://example.org/page", "https://a.org,https://b.org", ""] {
             assert!(origin(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn of_a_folder_models_are_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        let known = ARCHITECTURES[0].0;
+        let files = [
+            ("model", known, None),
+            ("b", known, Some("model")),
+            ("tower", "clip", None),
+            ("adapter", known, Some("adapter")),
+        ];
+        for (name, architecture, kind) in files {
+            let mut metadata = kvas_gguf::Metadata::default();
+            metadata.set("general.architecture", kvas_gguf::Value::String(architecture.into()));
+            if let Some(kind) = kind {
+                metadata.set("general.type", kvas_gguf::Value::String(kind.into()));
+            }
+            let bytes = kvas_gguf::GgufWriter::new(metadata).to_bytes(&[]).unwrap();
+            std::fs::write(file(&format!("{name}.gguf")), bytes).unwrap();
+        }
+        std::fs::write(file("broken.gguf"), "not one").unwrap();
+        std::fs::write(file("notes.txt"), "").unwrap();
+        let names: Vec<String> =
+            named(folder.path().to_str().unwrap()).unwrap().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["b", "broken", "model"]);
     }
 
     #[test]
