@@ -175,7 +175,8 @@ fn lookup(name: &str, given: &mut Given<'_>) -> Result<Value, Error> {
         _ => return Err(wrong("places with and without numbers, expected one kind of them".into())),
     };
     while let Some(open) = path.chars().next() {
-        let rest = &path[1..];
+        let rest = path.strip_prefix(['.', '[']);
+        let Some(rest) = rest else { return Err(wrong(format!("{name:?}, expected . or [ behind the ]"))) };
         let end = if open == '[' { rest.find(']') } else { Some(rest.find(['.', '[']).unwrap_or(rest.len())) };
         let Some(end) = end else { return Err(wrong(format!("{name:?}, expected a ] in it"))) };
         let key = &rest[..end];

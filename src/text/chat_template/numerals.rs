@@ -2,6 +2,9 @@
 
 use super::json;
 
+/// Digits that a number is written with at most. Python has more; no number here has.
+const DIGITS: usize = 10_000;
+
 /// `[[fill]align][sign][#][0][width][grouping][.precision][type]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Spec {
@@ -89,6 +92,15 @@ impl Spec {
         }
     }
 
+    /// The precision of a number.
+    fn digits(&self, otherwise: usize) -> Result<usize, String> {
+        let precision = self.precision.unwrap_or(otherwise);
+        if precision > DIGITS {
+            return Err(format!("precision {precision}, expected at most {DIGITS}"));
+        }
+        Ok(precision)
+    }
+
     fn unknown(&self, what: &str) -> String {
         format!("type {:?} of a {what}, expected another", self.kind.unwrap_or(' '))
     }
@@ -124,7 +136,7 @@ pub(super) fn integer(number: i128, spec: &Spec) -> Result<String, String> {
         Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%') => return float(number as f64, spec),
         Some(_) => return Err(spec.unknown("whole number")),
     };
-    let digits = format!("{digits:0>least$}", least = spec.precision.unwrap_or(0));
+    let digits = format!("{digits:0>least$}", least = spec.digits(0)?);
     let every = if prefix.is_empty() { 3 } else { 4 };
     let before = [spec.sign(number < 0), if spec.is_long { prefix } else { "" }].concat();
     Ok(spec.padded(&before, &grouped(&digits, spec.grouping, every), '>'))
@@ -132,7 +144,7 @@ pub(super) fn integer(number: i128, spec: &Spec) -> Result<String, String> {
 
 pub(super) fn float(number: f64, spec: &Spec) -> Result<String, String> {
     let size = number.abs();
-    let precision = spec.precision.unwrap_or(6);
+    let precision = spec.digits(6)?;
     let mut text = match spec.kind {
         _ if !size.is_finite() => if size.is_nan() { "nan" } else { "inf" }.into(),
         Some('f' | 'F') => format!("{size:.precision$}"),

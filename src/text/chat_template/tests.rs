@@ -212,6 +212,24 @@ fn hostile() -> Vec<String> {
 }
 
 #[test]
+fn formats_that_are_none_are_refused() {
+    for (source, expected) in [
+        ("{{ '{0[a]é}'.format({'a': 1}) }}", "\"0[a]é\", expected . or [ behind the ]"),
+        ("{{ '{0[a]b}'.format({'a': 1}) }}", "\"0[a]b\", expected . or [ behind the ]"),
+        ("{{ '{0[a'.format({'a': 1}) }}", "a \"{\" alone, expected a place"),
+        ("{{ '{:.70000f}'.format(1.5) }}", "precision 70000, expected at most 10000"),
+        ("{{ '{:.70000}'.format(0.0001) }}", "precision 70000, expected at most 10000"),
+        ("{{ '%.65535g' | format(0.0001) }}", "precision 65535, expected at most 10000"),
+        ("{{ '%.70000d' | format(3) }}", "precision 70000, expected at most 10000"),
+    ] {
+        let error = render(source).unwrap_err().to_string();
+        assert!(error.contains(expected), "{source}: {error}");
+    }
+    assert_eq!(render("{{ '{:.70000}|%.70000s'.format('é') | format('ß') }}").unwrap(), "é|ß");
+    assert_eq!(render("{{ '%.10000g' | format(0.5) }}").unwrap(), "0.5");
+}
+
+#[test]
 fn hostile_templates_end_in_an_error_quickly() {
     for source in hostile() {
         let (result, took) = timed(|| render(&source));
