@@ -220,7 +220,7 @@ impl<'a, E: ByteOrder> Cursor<'a, E> {
     fn tensor(&mut self, index: u64) -> Result<RawTensor, GgufError> {
         let raw = self.string(&format_args!("the name of tensor {index}"))?;
         let name = match std::str::from_utf8(raw) {
-            Ok(name) if !name.is_empty() && name.len() <= NAME_BYTES_MAX => known_name(name),
+            Ok(name) if !name.is_empty() && name.len() <= NAME_BYTES_MAX => name.to_string(),
             Ok(name) => {
                 let bytes = name.len();
                 return Err(
@@ -315,13 +315,5 @@ pub(crate) fn alignment(metadata: &Metadata) -> Result<usize, GgufError> {
         Some(value) => {
             Err(GgufError::WrongType { key: key.into(), found: value.type_name().into(), expected: "u32".into() })
         }
-    }
-}
-
-/// The name that llama.cpp has for a tensor: Ollama leaves out what follows that of the biases of time steps.
-fn known_name(name: &str) -> String {
-    match name.strip_suffix(".ssm_dt") {
-        Some(block) if block.starts_with("blk.") => format!("{name}.bias"),
-        Some(_) | None => name.into(),
     }
 }

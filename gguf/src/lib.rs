@@ -43,6 +43,11 @@ pub struct GgufFile {
     index: HashMap<String, usize>,
 }
 
+/// Where the tensor of each name is.
+fn index(tensors: &[TensorInfo]) -> HashMap<String, usize> {
+    tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect()
+}
+
 impl GgufFile {
     /// Maps a file and checks its whole header. If the file is one shard of a split model, all shards are opened, and
     /// the metadata is the first shard's.
@@ -81,7 +86,7 @@ impl GgufFile {
             tensors.extend(shard.tensors);
         }
         tensors::check_unique(&path.display().to_string(), &tensors)?;
-        let index = tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
+        let index = index(&tensors);
         Ok(GgufFile {
             path: path.to_path_buf(),
             shards: mappings,
@@ -92,6 +97,21 @@ impl GgufFile {
             tensors,
             index,
         })
+    }
+
+    /// The same file with other names for some tensors: those that `name` gives in the place of their own.
+    ///
+    /// # Errors
+    /// `Format` if two tensors have one name then.
+    pub fn renamed(mut self, name: impl Fn(&str) -> Option<String>) -> Result<GgufFile, GgufError> {
+        for tensor in &mut self.tensors {
+            if let Some(name) = name(&tensor.name) {
+                tensor.name = name;
+            }
+        }
+        tensors::check_unique(&self.path.display().to_string(), &self.tensors)?;
+        self.index = index(&self.tensors);
+        Ok(self)
     }
 
     /// The metadata, in file order.

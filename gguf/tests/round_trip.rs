@@ -377,3 +377,20 @@ fn files_of_other_programs_are_written_again_byte_for_byte() {
         assert!(again[8..] == expected[8..], "{}", path.display());
     }
 }
+
+#[test]
+fn tensors_are_found_by_the_names_they_are_given() {
+    let mut metadata = Metadata::default();
+    metadata.set("general.architecture", Value::String("none".into()));
+    let mut writer = GgufWriter::new(metadata);
+    let names = ["first", "second"];
+    names.iter().for_each(|name| writer.declare(name, Quant::F32, &[1]).unwrap());
+    let bytes = writer.to_bytes(&[&1f32.to_le_bytes(), &2f32.to_le_bytes()]).unwrap();
+    let open = || GgufFile::from_bytes("a file", bytes.clone()).unwrap();
+    let other = |name: &str| (name == "second").then(|| "another".to_string());
+    let file = open().renamed(other).unwrap();
+    assert!(file.tensor("second").is_none() && file.tensor("first").is_some());
+    assert_eq!(file.data(file.tensor("another").unwrap()).to_vec(), 2f32.to_le_bytes());
+    let error = open().renamed(|_| Some("one".into())).unwrap_err().to_string();
+    assert!(error.contains("a file") && error.contains("tensor one occurs twice"), "{error}");
+}

@@ -36,6 +36,7 @@ impl Model {
 
     /// Checks a file that is open.
     pub fn of_file(file: GgufFile, override_pre: Option<&str>) -> Result<Self, ModelError> {
+        let file = file.renamed(weights::other_name)?;
         let spec = arch::read(&arch::Header::of_file(&file)?)?;
         let program = lower(&spec);
         program.validate()?;

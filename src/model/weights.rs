@@ -40,6 +40,12 @@ pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), 
 /// How tensors begin that are for images, sounds and drafts where a file has all of a model, as Ollama makes them.
 const BESIDE_TEXT: [&str; 4] = ["v.", "mm.", "a.", "mtp."];
 
+/// What kvas calls a tensor of a file that has another name for it: Ollama leaves out what follows that of the biases of time
+/// steps.
+pub(super) fn other_name(name: &str) -> Option<String> {
+    (name.starts_with("blk.") && name.ends_with(".ssm_dt")).then(|| format!("{name}.bias"))
+}
+
 /// The names of the tensors beside a weight, which are checked.
 fn beside(tensor: &str, file: &GgufFile) -> Result<Vec<String>, ModelError> {
     let (Some(info), Some(stem)) = (file.tensor(tensor), tensor.strip_suffix(".weight")) else { return Ok(Vec::new()) };
