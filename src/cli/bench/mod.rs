@@ -83,6 +83,13 @@ struct Measured {
     kv_bytes: f64,
 }
 
+impl Measured {
+    /// The limits of the machine while this was measured, where `before` is what they were at the start.
+    fn beside(&self, before: Limits) -> Limits {
+        if self.peaks.is_empty() { before } else { Limits { flops_per_second: median(self.peaks.clone()), ..before } }
+    }
+}
+
 impl Test {
     fn name(&self) -> String {
         match (self.generate, self.parallel) {
@@ -135,6 +142,7 @@ impl Bench {
         }
         for test in self.tests() {
             let measured = self.measure((&model, bound.as_ref()), (&mut runner, &place), test)?;
+            let limits = measured.beside(limits);
             self.report((&model, &place), test, &measured, (limits, loaded))?;
             if self.profile {
                 let kinds = self.profile((&model, bound.as_ref()), &mut runner, test)?;
