@@ -387,17 +387,15 @@ pub const PRESETS: &[Preset] = &[
         tied: true,
         blocks: 64,
         pattern: "S",
-        keys: &[&[
-            ("context_length", U(1_048_576)),
-            ("embedding_length", U(2560)),
-            ("feed_forward_length", U(0)),
-            ("attention.head_count", U(0)),
-            ("attention.layer_norm_rms_epsilon", F(1e-5)),
-            ("ssm.conv_kernel", U(4)),
-            ("ssm.inner_size", U(5120)),
-            ("ssm.state_size", U(16)),
-            ("ssm.time_step_rank", U(160)),
-        ]],
+        keys: &[
+            STATE_SPACES,
+            &[
+                ("embedding_length", U(2560)),
+                ("ssm.inner_size", U(5120)),
+                ("ssm.state_size", U(16)),
+                ("ssm.time_step_rank", U(160)),
+            ],
+        ],
         tensors: &[],
         marks: &[('S', &["ssm_conv1d.bias"])],
     },
@@ -411,6 +409,7 @@ pub const PRESETS: &[Preset] = &[
         pattern: "M",
         keys: &[
             STATE_SPACES,
+            STATE_SPACES_2,
             &[("embedding_length", U(1024)), ("ssm.inner_size", U(2048)), ("ssm.time_step_rank", U(32))],
         ],
         tensors: &[],
@@ -426,6 +425,7 @@ pub const PRESETS: &[Preset] = &[
         pattern: "M",
         keys: &[
             STATE_SPACES,
+            STATE_SPACES_2,
             &[("embedding_length", U(1536)), ("ssm.inner_size", U(3072)), ("ssm.time_step_rank", U(48))],
         ],
         tensors: &[],
@@ -541,9 +541,9 @@ const STATE_SPACES: Keys = &[
     ("attention.head_count", U(0)),
     ("attention.layer_norm_rms_epsilon", F(1e-5)),
     ("ssm.conv_kernel", U(4)),
-    ("ssm.state_size", U(128)),
-    ("ssm.group_count", U(1)),
 ];
+
+const STATE_SPACES_2: Keys = &[("ssm.state_size", U(128)), ("ssm.group_count", U(1))];
 
 const QK_NORM: Marks = ('A', &["attn_q_norm.weight"]);
 const MAMBA2: Marks = ('M', &["ssm_conv1d.bias", "ssm_norm.weight"]);

@@ -1,6 +1,6 @@
 //! What the command line says of models and of other sites.
 
-use super::super::note;
+use crate::cli::note;
 use anyhow::{Context, bail};
 use kvas::arch::ARCHITECTURES;
 use kvas_gguf::GgufFile;

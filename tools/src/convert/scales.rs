@@ -106,9 +106,9 @@ impl LoadedScales<'_> {
     }
 }
 
-/// Joins every tensor of the checkpoint that has scales with them: `name_scale_inv` or `name_scale` of FP8 numbers, `name_scale`
-/// of integers of eight bits or `SCB` of those of bitsandbytes, `name_packed` with `name_scale`, `name_blocks` with `name_scales`, and NVFP4 weights. `block` is
-/// the size of FP8's blocks where they are neither rows nor everything.
+/// Joins every tensor of the checkpoint that has scales with them: `name_scale_inv` or `name_scale` of FP8 numbers,
+/// `name_scale` of integers of eight bits or `SCB` of those of bitsandbytes, `name_packed` with `name_scale`, `name_blocks`
+/// with `name_scales`, and NVFP4 weights. `block` is the size of FP8's blocks where they are neither rows nor everything.
 pub(super) fn pair(checkpoint: &mut Checkpoint, block: [usize; 2]) -> Result<()> {
     let names: Vec<String> = checkpoint.names().map(String::from).collect();
     for name in names {
