@@ -4,7 +4,7 @@ use super::{
     ApiError, Settings,
     fields::wrong,
     generate::GenerateRequest,
-    options::stage,
+    options::{Known, stage},
     served::{Generation, Served},
 };
 use crate::{
@@ -137,9 +137,17 @@ pub fn prompt(served: &Served, turn: &Turn) -> Result<String, ApiError> {
     Ok(text + &begun)
 }
 
-/// How many tokens the prompt of a turn has, for who asks no more.
-pub fn prompt_tokens(served: &Served, turn: &Turn, scope: u64) -> Result<usize, ApiError> {
-    Ok(served.encode(scope, &prompt(served, turn)?).len())
+/// The tokens that the prompt of a turn is read as.
+pub fn prompt_tokens(served: &Served, turn: &Turn, known: Known) -> Result<Vec<u32>, ApiError> {
+    Ok(tokens(served, &prompt(served, turn)?, known))
+}
+
+fn tokens(served: &Served, text: &str, known: Known) -> Vec<u32> {
+    match known.cache {
+        Cache::Use => served.encode(known.scope, text),
+        // Nor does it depend on how others' text was cut into tokens.
+        Cache::Ignore => served.tokens(text, Special::Parse, Bos::Add),
+    }
 }
 
 /// The text of the last message, which the answer goes on with.
@@ -174,11 +182,7 @@ pub fn complete(served: &Served, turn: &Turn, mut ask: GenerateRequest) -> Resul
         ToolChoice::Auto | ToolChoice::Never => reader,
     });
     ask.stages = stages(served, turn, &tools, &text)?;
-    ask.prompt = match ask.cache {
-        Cache::Use => served.encode(ask.slot_request.scope, &text),
-        // Nor does it depend on how others' text was cut into tokens.
-        Cache::Ignore => served.tokens(&text, Special::Parse, Bos::Add),
-    };
+    ask.prompt = tokens(served, &text, Known { scope: ask.slot_request.scope, cache: ask.cache });
     ask.text = Some(text);
     Ok(ask)
 }

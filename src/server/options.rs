@@ -188,11 +188,34 @@ pub fn stop_strings(fields: &Fields<'_>, field: &str) -> Result<Vec<String>, Api
     Ok(all)
 }
 
+/// What a prompt may begin with of what was read and generated before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    /// Whose it has to be: the caller's, or of those only who know the same salt.
+    pub scope: u64,
+    /// Whether it is to be used.
+    pub cache: Cache,
+}
+
+impl Known {
+    /// What a request says, whose caller has this scope.
+    pub fn of(fields: &Fields<'_>, scope: u64) -> Result<Self, ApiError> {
+        let cache = if fields.flag("cache_prompt")?.unwrap_or(true) { Cache::Use } else { Cache::Ignore };
+        let empty = || ApiError::field(&fields.name("cache_salt"), "\"\", expected a text that is not empty");
+        let scope = match fields.text("cache_salt")? {
+            None => scope,
+            Some("") => return Err(empty()),
+            Some(salt) => salted(scope, salt),
+        };
+        Ok(Self { scope, cache })
+    }
+}
+
 /// Everything about an answer but its prompt.
 pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<GenerateRequest, ApiError> {
     let stop_strings = stop_strings(fields, "stop")?;
     let ignore = fields.flag("ignore_eos")?.unwrap_or(false);
-    let cache = if fields.flag("cache_prompt")?.unwrap_or(true) { Cache::Use } else { Cache::Ignore };
+    let Known { scope, cache } = Known::of(fields, scope)?;
     let slot = match fields.whole(&["id_slot"])? {
         None | Some(-1) => None,
         Some(id) => {
@@ -203,11 +226,6 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<GenerateR
     for name in ["session_id", "prompt_cache_key", "user"] {
         session = session.or(fields.text(name)?);
     }
-    let scope = match fields.text("cache_salt")? {
-        None => scope,
-        Some("") => return Err(ApiError::field(&fields.name("cache_salt"), "\"\", expected a text that is not empty")),
-        Some(salt) => salted(scope, salt),
-    };
     let speculation = speculation(fields, served)?;
     let patience = fields.count(&["timeout_ms"], (1, 1 << 40))?.map(|ms| Duration::from_millis(ms as u64));
     Ok(GenerateRequest {

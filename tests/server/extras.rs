@@ -272,6 +272,39 @@ fn a_salt_keeps_prefixes_apart() {
     assert!(cached("/v1/messages", json!("one")) > 10, "it holds in every form");
 }
 
+/// The next turn repeats what was generated to the token. Who knows its salt counts it so, and nobody else does.
+#[test]
+fn what_is_counted_is_what_is_known() {
+    let host = Host::shared();
+    let question = json!({"role": "user", "content": "What does the goose of the miller dream of?"});
+    // Letter by letter, as nobody would cut it.
+    let letters: Vec<u64> = ["h", "e", "n"].into_iter().flat_map(|letter| tokens(letter, false)).collect();
+    let mut body = json!({
+        "messages": [question], "max_tokens": 24, "allowed_token_ids": letters, "seed": 5, "cache_salt": "pepper",
+    });
+    let message = host.post("/v1/chat/completions", &body).ok()["choices"][0]["message"].clone();
+    let messages = json!([question, message, {"role": "user", "content": "Why?"}]);
+    (body["messages"], body["max_tokens"]) = (messages.clone(), json!(1));
+    let read = |body: &Value| host.post("/v1/chat/completions", body).ok()["usage"]["prompt_tokens"].clone();
+    let counted = |body: &Value| {
+        let count = |path: &str, field: &str| host.post(path, body).ok()[field].clone();
+        let all = [
+            count("/tokenize", "count"),
+            count("/v1/messages/count_tokens", "input_tokens"),
+            count("/v1/responses/input_tokens", "input_tokens"),
+        ];
+        assert!(all.iter().all(|count| *count == all[0]), "{all:?}");
+        all[0].clone()
+    };
+    body["input"] = messages;
+    let (known, mut others) = (counted(&body), body.clone());
+    others["cache_salt"] = json!(null);
+    assert_ne!(known, counted(&others), "its text would be cut into other tokens");
+    assert_eq!((known, counted(&others)), (read(&body), read(&others)));
+    body["cache_prompt"] = json!(false);
+    assert_eq!(counted(&body), counted(&others), "nothing is begun with");
+}
+
 /// A conversation that is too long loses its first turns, where the request says so, and never its instructions.
 #[test]
 fn a_conversation_may_lose_its_beginning() {

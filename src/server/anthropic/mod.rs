@@ -56,8 +56,9 @@ pub async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let tokens = conversation::prompt_tokens(&served, &turn(&fields, &server.settings)?, caller.scope)?;
-    Ok(Json(json!({"input_tokens": tokens})))
+    let known = options::Known::of(&fields, caller.scope)?;
+    let tokens = conversation::prompt_tokens(&served, &turn(&fields, &server.settings)?, known)?;
+    Ok(Json(json!({"input_tokens": tokens.len()})))
 }
 
 /// The object in a reply or an event that says what went wrong.

@@ -2,8 +2,11 @@
 
 use crate::{
     server::{
-        ApiError, Body, Fields, Server, conversation::prompt, fields::wrong, openai::chat::turn,
-        options::block_in_place,
+        ApiError, Body, Caller, Fields, Server,
+        conversation::{prompt, prompt_tokens},
+        fields::wrong,
+        openai::chat::turn,
+        options::{Known, block_in_place},
     },
     text::{Bos, Control, Special},
 };
@@ -12,7 +15,11 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `/tokenize`: text to tokens; or, in vLLM's form, what a prompt or a conversation is read as.
-pub async fn tokenize(State(server): State<Arc<Server>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
+pub async fn tokenize(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body,
+) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
     let special = if fields.flag("parse_special")?.unwrap_or(true) { Special::Parse } else { Special::Literal };
@@ -22,8 +29,7 @@ pub async fn tokenize(State(server): State<Arc<Server>>, Body(body): Body) -> Re
         (Some(text), ..) => served.tokens(text, special, bos(false)),
         (None, Some(text), _) => served.tokens(text, special, bos(true)),
         (None, None, Some(_)) => {
-            let text = prompt(&served, &turn(&fields, &server.settings)?)?;
-            served.tokens(&text, Special::Parse, Bos::Add)
+            prompt_tokens(&served, &turn(&fields, &server.settings)?, Known::of(&fields, caller.scope)?)?
         }
         (None, None, None) => return Err(ApiError::field("content", "missing, expected a text")),
     };

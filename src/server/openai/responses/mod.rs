@@ -46,7 +46,8 @@ pub async fn create(State(server): State<Arc<Server>>, caller: Caller, Body(body
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
     let (items, turn) = asked(&server, &fields, caller)?;
-    let turn = truncation::fitting((&server, &served), &fields, caller.scope, (&items, turn))?;
+    let known = options::Known::of(&fields, caller.scope)?;
+    let turn = truncation::fitting((&server, &served), &fields, known, (&items, turn))?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
     ask.max_tokens = fields.tokens("max_output_tokens", 1)?;
     ask.top_tokens = top_tokens(&fields)?;
@@ -89,9 +90,10 @@ pub async fn input_tokens(
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
     let (items, turn) = asked(&server, &fields, caller)?;
-    let turn = truncation::fitting((&server, &served), &fields, caller.scope, (&items, turn))?;
-    let tokens = conversation::prompt_tokens(&served, &turn, caller.scope)?;
-    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": tokens})))
+    let known = options::Known::of(&fields, caller.scope)?;
+    let turn = truncation::fitting((&server, &served), &fields, known, (&items, turn))?;
+    let tokens = conversation::prompt_tokens(&served, &turn, known)?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": tokens.len()})))
 }
 
 fn refuse(fields: &Fields<'_>) -> Result<(), ApiError> {

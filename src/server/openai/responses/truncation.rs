@@ -6,6 +6,7 @@ use crate::server::{
     conversation::{Turn, prompt_tokens},
     fields::wrong,
     openai::responses::input::messages,
+    options::Known,
     served::Served,
 };
 use serde_json::{Value, json};
@@ -29,11 +30,11 @@ fn role<'a>(item: &'a Value, among: &[&'a str]) -> bool {
 pub(super) fn fitting(
     (server, served): (&Server, &Served),
     fields: &Fields<'_>,
-    scope: u64,
+    known: Known,
     (items, whole): (&[Value], Turn),
 ) -> Result<Turn, ApiError> {
     let context = served.facts.context;
-    if !is_cut(fields)? || prompt_tokens(served, &whole, scope)? < context {
+    if !is_cut(fields)? || prompt_tokens(served, &whole, known)?.len() < context {
         return Ok(whole);
     }
     // An answer wants room, too; how long it becomes is not known.
@@ -48,7 +49,7 @@ pub(super) fn fitting(
     let (mut low, mut high) = (0, begins.len());
     while low < high {
         let middle = (low + high) / 2;
-        if prompt_tokens(served, &from(begins[middle])?, scope)? + answer <= context {
+        if prompt_tokens(served, &from(begins[middle])?, known)?.len() + answer <= context {
             high = middle;
         } else {
             low = middle + 1;
