@@ -34,6 +34,11 @@ impl Model {
         Self::of_file(bundled::file()?, override_pre)
     }
 
+    /// The file of a model, with its tensors by the names they have here; nothing else of it is looked at.
+    pub fn file(path: &Path) -> Result<GgufFile, ModelError> {
+        Ok(GgufFile::open(path)?.renamed(weights::other_name)?)
+    }
+
     /// Checks a file that is open.
     pub fn of_file(file: GgufFile, override_pre: Option<&str>) -> Result<Self, ModelError> {
         let file = file.renamed(weights::other_name)?;

@@ -1,7 +1,8 @@
 //! Models by name: loaded when they are first asked for, unloaded when another one needs their memory or a client says so.
 
 use super::{
-    ApiError, Settings,
+    ApiError, FileFacts, Settings,
+    options::block_in_place,
     served::{Loaded, Served},
 };
 use crate::sampling::SamplerParams;
@@ -15,6 +16,11 @@ use tokio::sync::watch;
 pub trait Loader: Send + Sync + std::fmt::Debug {
     /// Loads the model of this name. Fails in one line.
     fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String>;
+
+    /// What the file of the model of this name says, if there is one. It is not loaded for that.
+    fn look(&self, _name: &str) -> Option<FileFacts> {
+        None
+    }
 }
 
 /// Which room a model is loaded into.
@@ -31,6 +37,26 @@ pub enum MemoryDemand {
 struct Entry {
     name: String,
     served: Mutex<Option<Arc<Served>>>,
+    /// What its file said when it was looked at last.
+    file: Mutex<Option<FileFacts>>,
+}
+
+/// A model in a list of all.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// What its file says.
+    pub file: FileFacts,
+    /// The model, if it is loaded.
+    pub served: Option<Arc<Served>>,
+}
+
+impl Listed {
+    /// When its file was changed, or, if it has none, when it was loaded, in seconds since 1970.
+    pub fn created(&self) -> u64 {
+        self.served.as_ref().map_or(self.file.modified, |served| served.created)
+    }
 }
 
 /// How long an engine may take to give its memory back, and how often that is looked at. What its last requests still
@@ -61,6 +87,18 @@ impl Entry {
     fn set(&self, served: Option<Arc<Served>>) {
         *self.served.lock().unwrap_or_else(PoisonError::into_inner) = served;
     }
+
+    fn listed(&self, loader: &dyn Loader) -> Listed {
+        let served = self.served();
+        let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = match (&served, known.take().filter(FileFacts::are_current)) {
+            (Some(served), _) => served.facts.file.clone(),
+            (None, Some(known)) => known,
+            (None, None) => loader.look(&self.name).unwrap_or_default(),
+        };
+        *known = Some(file.clone());
+        Listed { name: self.name.clone(), file, served }
+    }
 }
 
 fn is_idle(entry: &&Entry) -> bool {
@@ -78,7 +116,7 @@ async fn freed(memory: &Weak<()>) {
 impl Models {
     /// Models by these names, at least one, none of them loaded.
     pub fn new(names: &[String], loader: Arc<dyn Loader>, defaults: SamplerParams) -> Self {
-        let entry = |name: &String| Entry { name: name.clone(), served: Mutex::new(None) };
+        let entry = |name: &String| Entry { name: name.clone(), served: Mutex::new(None), file: Mutex::new(None) };
         let entries = names.iter().map(entry).collect();
         Self { entries, loader, defaults, loading: Arc::default(), stops: watch::Sender::new(false) }
     }
@@ -98,6 +136,11 @@ impl Models {
     /// All names, and the models behind those that are loaded.
     pub fn all(&self) -> Vec<(String, Option<Arc<Served>>)> {
         self.entries.iter().map(|entry| (entry.name.clone(), entry.served())).collect()
+    }
+
+    /// All models, with what their files say.
+    pub fn listed(&self) -> Vec<Listed> {
+        block_in_place(|| self.entries.iter().map(|entry| entry.listed(&*self.loader)).collect())
     }
 
     /// The models that are loaded.

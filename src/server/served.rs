@@ -1,7 +1,8 @@
 //! One loaded model as the server sees it: its engine, its text side, its slots.
 
 use super::{
-    ApiError,
+    ApiError, FileFacts,
+    file_facts::seconds,
     options::block_in_place,
     slots::{SlotView, Slots},
 };
@@ -23,7 +24,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::SystemTime,
 };
 
 /// What loading a model gives: the engine that runs it, and what is known of it.
@@ -44,16 +45,8 @@ pub struct Loaded {
 /// Facts about a model and its memory that clients ask for.
 #[derive(Debug, Clone, Default)]
 pub struct ModelFacts {
-    /// The file.
-    pub path: String,
-    /// Bytes of the file.
-    pub file_bytes: u64,
-    /// Numbers in its tensors.
-    pub parameters: u64,
-    /// The architecture, as the file names it.
-    pub architecture: String,
-    /// The most frequent format of its matrices.
-    pub quant: String,
+    /// What the file says.
+    pub file: FileFacts,
     /// Layers.
     pub layers: usize,
     /// Columns of the residual stream.
@@ -88,22 +81,8 @@ impl ModelFacts {
     /// What a model's file and program say.
     pub fn of(model: &Model) -> Self {
         let spec = &model.spec;
-        let tensors = model.file.tensors();
-        let count = |shape: &[u64]| shape.iter().product::<u64>();
-        let mut formats: Vec<(String, u64)> = Vec::new();
-        for tensor in tensors.iter().filter(|tensor| tensor.shape.len() > 1) {
-            let (name, values) = (tensor.quant.to_string(), count(&tensor.shape));
-            match formats.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, sum)) => *sum += values,
-                None => formats.push((name, values)),
-            }
-        }
         Self {
-            path: model.file.path().display().to_string(),
-            file_bytes: model.file.file_bytes(),
-            parameters: tensors.iter().map(|tensor| count(&tensor.shape)).sum(),
-            architecture: model.file.metadata().architecture().unwrap_or_default().to_string(),
-            quant: formats.into_iter().max_by_key(|(_, sum)| *sum).map(|(name, _)| name).unwrap_or_default(),
+            file: FileFacts::of(&model.file),
             layers: spec.layers.len(),
             width: spec.width,
             vocab: spec.vocab,
@@ -136,7 +115,7 @@ pub struct Served {
     pub slots: Slots,
     /// Sampling parameters where a request says nothing.
     pub defaults: SamplerParams,
-    /// When it was loaded, in seconds since 1970.
+    /// When its file was changed, or, if it has none, when it was loaded, in seconds since 1970.
     pub created: u64,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
     known: Mutex<VecDeque<(u64, Transcript)>>,
@@ -150,7 +129,7 @@ const KNOWN_BYTES: usize = 64 << 20;
 
 /// Seconds since 1970.
 pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    seconds(SystemTime::now())
 }
 
 /// Seconds since 1970 as a date.
@@ -180,9 +159,9 @@ impl Served {
             dialect,
             markers,
             id,
+            created: if facts.file.modified > 0 { facts.file.modified } else { now() },
             facts,
             defaults,
-            created: now(),
             vocabulary: OnceLock::new(),
             known: Mutex::new(VecDeque::new()),
             used: AtomicU64::new(now()),

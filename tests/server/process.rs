@@ -8,7 +8,7 @@ use std::{
     net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 pub(crate) const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf");
@@ -288,8 +288,22 @@ fn a_folder_of_models_is_served() {
     let listed = server.get("/v1/models").ok();
     let names: Vec<&str> = listed["data"].as_array().unwrap().iter().filter_map(|model| model["id"].as_str()).collect();
     assert_eq!(names, ["a-00001-of-00001", "b"]);
-    let body = json!({"model": "b", "prompt": "Hi", "max_tokens": 2});
+    // What the lists say of a model is the same before it is loaded and then.
+    let about = || {
+        let (listed, tags) = (server.get("/v1/models").ok(), server.get("/api/tags").ok());
+        let (model, tag) = (&listed["data"][1], &tags["models"][1]);
+        let said = json!([model["created"], model["meta"]["size"], model["meta"]["quantization"], tag]);
+        (model["loaded"].clone(), said)
+    };
+    let (before, body) = (about(), json!({"model": "b", "prompt": "Hi", "max_tokens": 2}));
     server.post("/v1/completions", &body).rest().ok();
+    assert_eq!((before.0, about()), (json!(false), (json!(true), before.1.clone())));
+    let file = std::fs::metadata(MODEL).unwrap();
+    let changed = file.modified().unwrap().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    assert_eq!((&before.1[0], &before.1[1]), (&json!(changed), &json!(file.len())));
+    let tag = &before.1[3];
+    assert_eq!((&tag["size"], tag["digest"].as_str().map(str::len)), (&json!(file.len()), Some(64)), "{tag}");
+    assert!(tag["details"]["family"].is_string() && tag["modified_at"] != "1970-01-01T00:00:00Z", "{tag}");
     // The other site is known however it was written.
     let asked = |origin| open(server.address, ("GET", "/v1/models"), &[("Origin", origin)], b"").rest().status;
     assert_eq!((asked("https://fox.org"), asked("https://hen.org")), (200, 403));

@@ -10,8 +10,9 @@ use anyhow::{Context, bail};
 use kvas::{
     engine::{Engine, EngineConfig},
     memory::plan::{SNAPSHOT_EVERY, SnapshotBudget},
+    model::bundled,
     policy::BoundedLayers,
-    server::{Loaded, Loader, MemoryDemand, ModelFacts},
+    server::{FileFacts, Loaded, Loader, MemoryDemand, ModelFacts},
     session::ModelId,
     text::ChatTemplate,
 };
@@ -91,6 +92,13 @@ impl Reservations {
 impl Loader for FromFlags {
     fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String> {
         self.open(name, room).map_err(|error| format!("{error:#}"))
+    }
+
+    fn look(&self, name: &str) -> Option<FileFacts> {
+        match self.files.iter().find(|(known, _)| known == name)? {
+            (_, Some(path)) => Some(FileFacts::at(path)),
+            (_, None) => bundled::file().ok().map(|file| FileFacts::of(&file)),
+        }
     }
 }
 

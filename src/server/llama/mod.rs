@@ -7,10 +7,7 @@ mod infill;
 pub mod slots;
 pub mod text;
 
-use super::{
-    ApiError, Path, Query, Server, options,
-    served::{Served, date},
-};
+use super::{ApiError, Path, Query, Server, models::Listed, options, served::date};
 use axum::{
     Json,
     extract::State,
@@ -60,10 +57,10 @@ pub async fn metrics(State(server): State<Arc<Server>>) -> Response {
     ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response()
 }
 
-fn describe(name: &str, served: Option<&Served>) -> Value {
-    let created = served.map_or(0, |served| served.created);
+fn describe(model: &Listed) -> Value {
+    let (name, served, created) = (&model.name, &model.served, model.created());
     // What stands behind `loaded` is for Anthropic's clients.
-    let mut model = json!({
+    let mut description = json!({
         "id": name,
         "object": "model",
         "created": created,
@@ -73,39 +70,43 @@ fn describe(name: &str, served: Option<&Served>) -> Value {
         "display_name": name,
         "created_at": date(created),
     });
+    let file = &model.file;
+    description["meta"] = json!({
+        "n_params": file.parameters,
+        "size": file.bytes,
+        "architecture": file.architecture,
+        "quantization": file.quant,
+    });
     if let Some(served) = served {
         let facts = &served.facts;
-        model["max_model_len"] = json!(facts.context);
-        model["meta"] = json!({
-            "vocab_type": 2,
-            "n_vocab": facts.vocab,
-            "n_ctx_train": facts.trained_context,
-            "n_ctx": facts.context,
-            "n_embd": facts.width,
-            "n_params": facts.parameters,
-            "size": facts.file_bytes,
-            "architecture": facts.architecture,
-            "quantization": facts.quant,
-        });
+        description["max_model_len"] = json!(facts.context);
+        for (name, value) in [
+            ("vocab_type", 2),
+            ("n_vocab", facts.vocab),
+            ("n_ctx_train", facts.trained_context),
+            ("n_ctx", facts.context),
+            ("n_embd", facts.width),
+        ] {
+            description["meta"][name] = json!(value);
+        }
     }
-    model
+    description
 }
 
 /// All models.
 pub async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
-    let all = server.models.all();
-    let data: Vec<Value> = all.iter().map(|(name, served)| describe(name, served.as_deref())).collect();
-    let id = |model: Option<&(String, _)>| model.map(|(name, _)| name.clone());
-    let (first, last) = (id(all.first()), id(all.last()));
+    let all = server.models.listed();
+    let data: Vec<Value> = all.iter().map(describe).collect();
+    let name = |model: Option<&Listed>| model.map(|model| model.name.clone());
+    let (first, last) = (name(all.first()), name(all.last()));
     Json(json!({"object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last}))
 }
 
 /// One model.
 pub async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
-    let all = server.models.all();
-    let found = all.iter().find(|(known, _)| *known == name);
-    let (name, served) = found.ok_or_else(|| ApiError::no_model(format!("there is no model {name:?}")))?;
-    Ok(Json(describe(name, served.as_deref())))
+    let all = server.models.listed();
+    let found = all.iter().find(|model| model.name == name);
+    Ok(Json(describe(found.ok_or_else(|| ApiError::no_model(format!("there is no model {name:?}")))?)))
 }
 
 /// What the server is set to.
@@ -120,7 +121,7 @@ pub async fn props(
     Ok(Json(json!({
         "default_generation_settings": {"n_ctx": served.facts.context, "params": params},
         "total_slots": served.slots.count(),
-        "model_path": served.facts.path,
+        "model_path": served.facts.file.path,
         "model_alias": served.name,
         "n_ctx": served.facts.context,
         "chat_template": served.template.source(),

@@ -1,7 +1,8 @@
 //! What Ollama's clients ask about models.
 
 use crate::server::{
-    ApiError, Body, Fields, Server,
+    ApiError, Body, Fields, FileFacts, Server,
+    models::Listed,
     served::{Served, date},
 };
 use axum::{
@@ -31,44 +32,39 @@ fn parameters(count: u64) -> String {
     }
 }
 
-fn details(served: &Served) -> Value {
-    let facts = &served.facts;
+fn details(file: &FileFacts) -> Value {
     json!({
         "parent_model": "",
         "format": "gguf",
-        "family": facts.architecture,
-        "families": [facts.architecture],
-        "parameter_size": parameters(facts.parameters),
-        "quantization_level": facts.quant,
+        "family": file.architecture,
+        "families": [file.architecture],
+        "parameter_size": parameters(file.parameters),
+        "quantization_level": file.quant,
     })
 }
 
 /// What the lists of all and of running models have in common.
-fn entry(name: &str, served: Option<&Served>) -> Value {
-    let mut entry = json!({"name": name, "model": name, "size": 0, "digest": "", "details": {}});
-    if let Some(served) = served {
-        entry["size"] = json!(served.facts.file_bytes);
-        entry["digest"] = json!(served.id.fingerprint);
-        entry["details"] = details(served);
-    }
-    entry
+fn entry(name: &str, file: &FileFacts) -> Value {
+    // Of what cannot be read, there is a digest all the same: clients show its first letters.
+    let digest = if file.fingerprint.is_empty() { "0".repeat(64) } else { file.fingerprint.clone() };
+    json!({"name": name, "model": name, "size": file.bytes, "digest": digest, "details": details(file)})
 }
 
 /// `/api/tags`: all models.
 pub async fn tags(State(server): State<Arc<Server>>) -> Json<Value> {
-    let one = |(name, served): &(String, Option<Arc<Served>>)| {
-        let mut entry = entry(name, served.as_deref());
-        entry["modified_at"] = json!(date(served.as_ref().map_or(0, |served| served.created)));
+    let one = |model: &Listed| {
+        let mut entry = entry(&model.name, &model.file);
+        entry["modified_at"] = json!(date(model.created()));
         entry
     };
-    let models: Vec<Value> = server.models.all().iter().map(one).collect();
+    let models: Vec<Value> = server.models.listed().iter().map(one).collect();
     Json(json!({"models": models}))
 }
 
 /// `/api/ps`: the models that are loaded.
 pub async fn running(State(server): State<Arc<Server>>) -> Json<Value> {
     let one = |served: &Arc<Served>| {
-        let mut entry = entry(&served.name, Some(served));
+        let mut entry = entry(&served.name, &served.facts.file);
         // Nothing is unloaded after a time, only for want of memory.
         entry["expires_at"] = json!("9999-12-31T23:59:59Z");
         entry["size_vram"] = json!(0);
@@ -108,11 +104,11 @@ pub async fn show(State(server): State<Arc<Server>>, Body(body): Body) -> Result
     capabilities.extend(served.dialect.calls_tools().then_some("tools"));
     capabilities.extend(served.dialect.reasons().then_some("thinking"));
     capabilities.extend(served.tokenizer.roles().fim_middle.map(|_| "insert"));
-    let architecture = &facts.architecture;
+    let architecture = &facts.file.architecture;
     let mut info = json!({
         "general.architecture": architecture,
         "general.basename": served.id.name,
-        "general.parameter_count": facts.parameters,
+        "general.parameter_count": facts.file.parameters,
         "tokenizer.ggml.tokens": facts.vocab,
     });
     for (name, value) in
@@ -121,10 +117,10 @@ pub async fn show(State(server): State<Arc<Server>>, Body(body): Body) -> Result
         info[format!("{architecture}.{name}")] = json!(value);
     }
     Ok(Json(json!({
-        "modelfile": format!("FROM {}", facts.path),
+        "modelfile": format!("FROM {}", facts.file.path),
         "parameters": format!("num_ctx {}", facts.context),
         "template": served.template.source(),
-        "details": details(&served),
+        "details": details(&facts.file),
         "model_info": info,
         "capabilities": capabilities,
         "modified_at": date(served.created),
