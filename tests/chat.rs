@@ -109,7 +109,7 @@ fn whole(name: &str, stream: &Stream) -> Vec<u32> {
     let mut tokens = vec![];
     loop {
         match stream.next_event() {
-            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) | Event::Progress(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(finish, _) => {
                 assert_eq!(finish, Finish::Length);
@@ -248,7 +248,7 @@ fn scores_do_not_depend_on_who_had_to_make_room() {
                 match stream.next_event() {
                     Event::OfPrompt(one) => heard.push(one.chosen.log_probability),
                     Event::Hidden(state) => heard.extend(state),
-                    Event::Probabilities(_) | Event::Token(_) => {}
+                    Event::Probabilities(_) | Event::Token(_) | Event::Progress(_) => {}
                     Event::Done(..) => return heard,
                     Event::Failed(what) => panic!("{what}"),
                 }
@@ -378,7 +378,7 @@ fn fresh_answer(engine: &EngineHandle, vocab: u32, prompt: &[u32]) -> (Vec<u32>,
     let (stream, mut tokens) = (engine.submit(request), Vec::new());
     loop {
         match stream.next_event() {
-            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) | Event::Progress(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(_, timings) => return (tokens, timings.prompt_tokens),
             Event::Failed(what) => panic!("{what}"),

@@ -61,7 +61,7 @@ fn go_on(engine: &EngineHandle, id: ConversationId, prompt: &[u32], count: usize
     let mut ids = Vec::new();
     loop {
         match stream.next_event() {
-            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) | Event::Progress(_) => {}
             Event::Token(token) => ids.push(token),
             Event::Done(_, timings) => return (ids, timings),
             Event::Failed(what) => panic!("{what}"),

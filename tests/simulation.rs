@@ -48,7 +48,7 @@ pub(crate) fn hear(stream: &Stream) -> Result<(Vec<u32>, Finish, Timings), Strin
     let mut tokens = Vec::new();
     loop {
         match stream.next_event() {
-            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) | Event::Progress(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(finish, timings) => return Ok((tokens, finish, timings)),
             Event::Failed(failure) => return Err(failure.to_string()),

@@ -144,7 +144,7 @@ pub fn answer(
             stream.cancel();
         }
         match stream.next_event_within(PATIENCE) {
-            None | Some(Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_)) => {}
+            None | Some(Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) | Event::Progress(_)) => {}
             Some(Event::Token(id)) => {
                 ids.push(id);
                 let matched = shown.push(id).map_err(|error| error.to_string())?;

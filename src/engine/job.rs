@@ -2,7 +2,9 @@
 
 use super::{
     Allowed,
-    request::{Constraint, Event, EventSink, Failure, Probabilities, PromptOutput, Reported, StopRule, Timings},
+    request::{
+        Constraint, Event, EventSink, Failure, Probabilities, Progress, PromptOutput, Reported, StopRule, Timings,
+    },
 };
 use crate::{
     policy::EvictionPolicy,
@@ -178,6 +180,8 @@ pub(super) struct Job {
     pub(super) bound: Option<EvictionPolicy>,
     /// What has happened that nobody was told of yet, in order.
     pub(super) untold: Vec<Event>,
+    /// Whether somebody wants to know how far it is.
+    pub(super) progress: bool,
     /// The sequence is released when the request ends.
     pub(super) ephemeral: bool,
     /// How the answer is drafted.
@@ -246,21 +250,33 @@ impl Job {
         }
     }
 
+    /// Notes that so many tokens of the prompt are read, for who wants to know.
+    pub(super) fn has_read(&mut self, read: usize) {
+        if self.progress {
+            self.untold.push(Event::Progress(Progress { read, timings: self.timings_now() }));
+        }
+    }
+
+    /// The timings, if the request were over now.
+    fn timings_now(&self) -> Timings {
+        let now = Instant::now();
+        let first = self.first_token.unwrap_or(now);
+        let (prompt, generate) = (first - self.started, now - first);
+        Timings { prompt_seconds: prompt.as_secs_f64(), generate_seconds: generate.as_secs_f64(), ..self.timings }
+    }
+
     /// Notes a chosen token, which is to be told.
     pub(super) fn chose(&mut self, token: u32, probabilities: Option<Box<Probabilities>>) {
         self.first_token.get_or_insert_with(Instant::now);
         self.timings.generated_tokens += 1;
+        self.has_read(self.timings.cached_tokens + self.timings.prompt_tokens);
         self.untold.extend(probabilities.map(Event::Probabilities));
         self.untold.push(Event::Token(token));
     }
 
     /// Tells that the request is over.
     pub(super) fn tell_done(mut self, finish: Finish) {
-        let now = Instant::now();
-        let first = self.first_token.unwrap_or(now);
-        self.timings.prompt_seconds = (first - self.started).as_secs_f64();
-        self.timings.generate_seconds = (now - first).as_secs_f64();
-        let timings = self.timings;
+        let timings = self.timings_now();
         self.tell(Event::Done(finish, timings));
     }
 }

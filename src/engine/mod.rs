@@ -32,7 +32,8 @@ pub use memory_report::{MemoryReport, SequenceReport};
 pub use offload::OffloadStats;
 pub use prediction::PredictionHead;
 pub use request::{
-    Constraint, Event, EventSink, Failure, Pooling, Probabilities, PromptOutput, Reported, Request, StopRule, Timings,
+    Constraint, Event, EventSink, Failure, Pooling, Probabilities, Progress, PromptOutput, Reported, Request, StopRule,
+    Timings,
 };
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
@@ -315,6 +316,7 @@ impl Engine {
             top_tokens,
             reported,
             score,
+            progress,
             speculation,
             ..
         } = request;
@@ -332,10 +334,11 @@ impl Engine {
             scoring,
             bound,
             untold,
+            progress,
             ephemeral,
             speculation,
         };
-        self.jobs.insert(id, job);
+        self.jobs.entry(id).insert_entry(job).get_mut().has_read(timings.cached_tokens);
         Ok(())
     }
 
@@ -517,6 +520,9 @@ impl Engine {
             }
             if outcome.whole {
                 self.keep_within(span.id)?;
+            }
+            if let Some(job) = self.jobs.get_mut(&span.id).filter(|job| job.first_token.is_none()) {
+                job.has_read(self.memory.committed(span.id) as usize);
             }
         }
         Ok(())

@@ -36,6 +36,8 @@ pub struct Request {
     pub reported: Reported,
     /// What is wanted of the prompt itself.
     pub score: Option<PromptOutput>,
+    /// Whether to tell how far it is, with every step of the prompt and before every token.
+    pub progress: bool,
     /// Whether to begin with what is known of the prompt already.
     pub cache: Cache,
     /// Where that is known, and where others will know it.
@@ -61,6 +63,7 @@ impl Request {
             top_tokens: None,
             reported: Reported::Model,
             score: None,
+            progress: false,
             cache: Cache::Use,
             scope: Scope::default(),
             bound: BoundOverrides::default(),
@@ -126,6 +129,8 @@ pub enum Event {
     OfPrompt(Box<Probabilities>),
     /// The pooled hidden state of the prompt, `[width]`.
     Hidden(Vec<f32>),
+    /// How far the request is, if that was asked for: before the token that is counted in it.
+    Progress(Progress),
     /// The next token's probability and those of the likeliest ones, if they were asked for; the token follows.
     Probabilities(Box<Probabilities>),
     /// The next token, stop tokens included.
@@ -134,6 +139,15 @@ pub enum Event {
     Done(Finish, Timings),
     /// The request could not be carried out.
     Failed(Failure),
+}
+
+/// How far a request is.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Progress {
+    /// Tokens of the prompt that need not be read any more, those that were known among them.
+    pub read: usize,
+    /// Counts and durations: of the prompt all tokens that have to be read, of the answer those so far.
+    pub timings: Timings,
 }
 
 /// Why a request could not be carried out; one line for the user.

@@ -20,6 +20,7 @@ pub mod openai;
 pub mod openapi;
 pub mod options;
 pub mod page;
+pub mod reports;
 pub mod request;
 pub mod routes;
 pub mod served;

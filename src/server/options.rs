@@ -223,9 +223,10 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<GenerateR
         }
     };
     let mut session = None;
-    for name in ["session_id", "prompt_cache_key", "user"] {
+    for name in ["session_id", "prompt_cache_key", "user", "safety_identifier"] {
         session = session.or(fields.text(name)?);
     }
+    let priority = fields.whole(&["priority"])?.unwrap_or(0);
     let speculation = speculation(fields, served)?;
     let patience = fields.count(&["timeout_ms"], (1, 1 << 40))?.map(|ms| Duration::from_millis(ms as u64));
     Ok(GenerateRequest {
@@ -240,10 +241,18 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<GenerateR
         top_tokens: None,
         reported: Reported::Model,
         predict: None,
+        progress: false,
+        hides_reasoning: false,
         score: None,
         stages: Vec::new(),
         cache,
-        slot_request: SlotRequest { slot, session: session.map(str::to_string), scope, ..SlotRequest::default() },
+        slot_request: SlotRequest {
+            slot,
+            session: session.map(str::to_string),
+            scope,
+            priority,
+            ..SlotRequest::default()
+        },
         patience,
         reader: None,
         bound: bound(fields)?,

@@ -18,6 +18,8 @@ pub struct SlotRequest {
     pub session: Option<String>,
     /// Whose data may be in the slot: only one with what this scope has left there is taken for its prefix.
     pub scope: u64,
+    /// Who waits with a smaller number is served before who waits with a larger one.
+    pub priority: i64,
     /// Whether it may be refused.
     pub arrival: Arrival,
     /// What the slot is taken for.
@@ -215,7 +217,7 @@ impl Slots {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a slot, or waits for one, in the order of arrival. A new request is refused if too many wait already.
+    /// Takes a slot, or waits for one, in the order of priority, then of arrival. A new request is refused if too many wait already.
     pub async fn acquire(&self, slot_request: SlotRequest, prompt: Arc<[u32]>) -> Result<SlotGuard, ApiError> {
         let waiting = {
             let mut state = self.state();
@@ -238,7 +240,9 @@ impl Slots {
                 return Err(ApiError::busy(message, 1));
             }
             let (slot, waiting) = oneshot::channel();
-            state.waiting.push_back(Waiter { slot_request, prompt, slot });
+            let priority = slot_request.priority;
+            let at = state.waiting.partition_point(|waiter| waiter.slot_request.priority <= priority);
+            state.waiting.insert(at, Waiter { slot_request, prompt, slot });
             waiting
         };
         waiting.await.map_err(|_| stops())
@@ -333,6 +337,30 @@ impl Drop for SlotGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Who waits is served in the order of priority, then of arrival.
+    #[tokio::test]
+    async fn priority_goes_before_arrival() {
+        let slots = Slots::new(vec![ConversationId::for_tests(0)], 8);
+        let taken = slots.acquire(SlotRequest::default(), Arc::from([])).await.unwrap();
+        let (order, mut waiting) = (Arc::new(Mutex::new(Vec::new())), Vec::new());
+        for (number, priority) in [0, 5, -1, 0, i64::MIN, 5].into_iter().enumerate() {
+            let (waits, order) = (slots.clone(), order.clone());
+            waiting.push(tokio::spawn(async move {
+                let slot_request = SlotRequest { priority, ..SlotRequest::default() };
+                let _slot = waits.acquire(slot_request, Arc::from([])).await.unwrap();
+                order.lock().unwrap().push(number);
+            }));
+            while slots.waiting() <= number {
+                tokio::task::yield_now().await;
+            }
+        }
+        drop(taken);
+        for waits in waiting {
+            waits.await.unwrap();
+        }
+        assert_eq!(*order.lock().unwrap(), [4, 2, 0, 3, 1, 5]);
+    }
 
     /// What is done with what a slot holds leaves it as it is, also to whom it belongs; only who answers in it takes it over.
     #[tokio::test]

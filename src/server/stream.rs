@@ -96,7 +96,7 @@ impl<F: StreamFormat> State<F> {
                     self.over = true;
                 }
             }
-            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Part(..) => {
+            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Progress(_) | Piece::Part(..) => {
                 self.ready.extend(self.form.piece(index, piece))
             }
         }

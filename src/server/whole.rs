@@ -85,6 +85,8 @@ pub async fn collect(mut pieces: Pieces, answers: usize) -> Result<Vec<Whole>, A
             Piece::Token(token) => growing[index].tokens.push(token),
             Piece::OfPrompt(token) => growing[index].prompt.push(token),
             Piece::Hidden(state) => growing[index].hidden = state,
+            // What is told on the way is in the end.
+            Piece::Progress(_) => {}
             // Its tokens are in the end, too.
             Piece::Part(part, _) => growing[index].part(part),
             Piece::Done(end) => growing[index].end = Some(*end),

@@ -14,6 +14,7 @@ mod openapi;
 mod options;
 mod probes;
 pub(crate) mod process;
+mod reports;
 mod slots;
 mod streams;
 mod templates;

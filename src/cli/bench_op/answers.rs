@@ -29,7 +29,7 @@ pub(super) fn answers(engine: &EngineHandle, requests: Vec<Request>) -> anyhow::
     for (mut text, stream) in streams {
         loop {
             match stream.next_event() {
-                Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
+                Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) | Event::Progress(_) => {}
                 Event::Token(token) => text.push(token),
                 Event::Failed(failure) => return Err(failure.into()),
                 Event::Done(_, timings) => {

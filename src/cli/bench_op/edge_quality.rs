@@ -185,7 +185,7 @@ impl EdgeQuality {
                     Event::Token(token) => found.push(token),
                     Event::Done(..) => break,
                     Event::Failed(what) => bail!("{what}"),
-                    Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
+                    Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) | Event::Progress(_) => {}
                 }
             }
             let (right, count) = answers.entry(*group).or_insert((0, 0));

@@ -189,7 +189,7 @@ impl Chat {
         let mut answer = Vec::new();
         loop {
             match stream.next_event() {
-                Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
+                Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) | Event::Progress(_) => {}
                 Event::Token(token) => answer.push(token),
                 Event::Done(_, timings) => return Ok((answer, timings)),
                 Event::Failed(failure) => return Err(failure.into()),

@@ -148,7 +148,7 @@ impl StreamFormat for MessageForm {
     fn piece(&mut self, _: usize, piece: Piece) -> Vec<Message> {
         match piece {
             // This API has no probabilities.
-            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Progress(_) => Vec::new(),
             Piece::Part(part, _) => self.part(part),
             Piece::Done(end) => self.done(&end),
             Piece::Failed(error) => vec![self.error(&error)],

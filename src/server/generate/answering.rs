@@ -1,6 +1,6 @@
 //! One answer on its way: a slot, the engine, tokens to text, text to parts.
 
-use super::{End, EndOfAnswer, GenerateRequest, Piece, TokenPiece};
+use super::{End, EndOfAnswer, GenerateRequest, HowFar, Piece, TokenPiece};
 use crate::{
     chat::{AnswerText, Ends, Replied, generated, sampler},
     engine::{Cancel, Constraint, Event, Failure, Probabilities, Request, Timings},
@@ -102,6 +102,7 @@ pub(super) struct Answering {
     cancel: Cancel,
     text: AnswerText,
     reader: Option<AnswerReader>,
+    hides_reasoning: bool,
     /// The prompt, and its text if the next turn will repeat it.
     prompt: (Option<String>, Vec<u32>),
     stop_strings: Vec<String>,
@@ -165,6 +166,7 @@ impl Answering {
             top_tokens: ask.top_tokens,
             reported: ask.reported,
             score: ask.score,
+            progress: ask.progress,
             cache: ask.cache,
             speculation: ask.speculation,
             scope: Scope(scope),
@@ -184,6 +186,7 @@ impl Answering {
             cancel,
             text,
             reader: ask.reader,
+            hides_reasoning: ask.hides_reasoning,
             prompt: (ask.text, ask.prompt),
             stop_strings: ask.stop_strings,
             rules: ask.rules,
@@ -244,6 +247,10 @@ impl Answering {
                 }
                 Some(Event::Hidden(state)) => {
                     self.send(Piece::Hidden(state));
+                    false
+                }
+                Some(Event::Progress(progress)) => {
+                    self.send(Piece::Progress(HowFar { progress, queued: self.queued }));
                     false
                 }
                 Some(Event::Token(id)) => {
@@ -321,7 +328,8 @@ impl Answering {
     }
 
     /// Sends parts with the tokens that were not sent yet.
-    fn send_parts(&mut self, parts: Vec<Part>) {
+    fn send_parts(&mut self, mut parts: Vec<Part>) {
+        parts.retain(|part| !(self.hides_reasoning && matches!(part, Part::Reasoning(_))));
         for part in parts {
             let tokens = self.tokens[self.sent..].to_vec();
             self.sent = self.tokens.len();

@@ -5,7 +5,7 @@ mod answering;
 
 use super::{ApiError, Server, served::Served, slots::SlotRequest, token_rules::TokenRules};
 use crate::{
-    engine::{Cache, Probabilities, PromptOutput, Reported, Timings},
+    engine::{Cache, Probabilities, Progress, PromptOutput, Reported, Timings},
     grammar::Stage,
     policy::BoundOverrides,
     sampling::SamplerParams,
@@ -43,6 +43,10 @@ pub struct GenerateRequest {
     pub reported: Reported,
     /// How long tokens may come, counted from the first, once there is a line.
     pub predict: Option<Duration>,
+    /// Whether it is told on the way how far the answer is.
+    pub progress: bool,
+    /// Whether reasoning is left out.
+    pub hides_reasoning: bool,
     /// What is wanted of the prompt itself.
     pub score: Option<PromptOutput>,
     /// What the answer has to look like.
@@ -79,12 +83,23 @@ pub enum Piece {
     OfPrompt(TokenPiece),
     /// The hidden state of the prompt.
     Hidden(Vec<f32>),
+    /// How far the answer is, if that was asked for: before the part it is told with.
+    Progress(HowFar),
     /// A part of the answer, and the tokens that came since the one before it.
     Part(Part, Vec<u32>),
     /// The answer is over.
     Done(Box<End>),
     /// It cannot be had.
     Failed(ApiError),
+}
+
+/// How far an answer is.
+#[derive(Debug, Clone)]
+pub struct HowFar {
+    /// As the engine has it.
+    pub progress: Progress,
+    /// From the request to the slot.
+    pub queued: Duration,
 }
 
 /// A token of an answer.

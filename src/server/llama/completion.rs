@@ -13,6 +13,7 @@ use crate::{
             timings,
         },
         options,
+        reports::Reports,
         served::Served,
         slots::Arrival,
         stream::{self, Message, StreamFormat, Wire},
@@ -64,7 +65,8 @@ async fn respond(
         ask.stages = vec![options::stage(served, &grammar)?];
     }
     let answers = options::answers(fields)?;
-    let streamed = fields.flag("stream")?.unwrap_or(false);
+    let (reports, streamed) = (Reports::of(fields)?, fields.flag("stream")?.unwrap_or(false));
+    ask.progress = streamed && reports.are_wanted();
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(streamed);
     let wanted = fields.texts("response_fields")?;
     let prompts = prompts()?;
@@ -79,6 +81,7 @@ async fn respond(
         answers,
         said: vec![],
         told: vec![0; count],
+        reports,
     };
     let one = |(number, prompt)| {
         let mut ask = GenerateRequest { prompt, ..ask.clone() };
@@ -157,6 +160,7 @@ struct NativeForm {
     said: Vec<(usize, TokenPiece)>,
     /// How many tokens of each streamed answer were sent.
     told: Vec<usize>,
+    reports: Reports,
 }
 
 impl NativeForm {
@@ -195,6 +199,22 @@ impl NativeForm {
         &self.prompts[index / self.answers]
     }
 
+    /// A message on the way to the end of an answer.
+    fn chunk(&mut self, index: usize, text: &str, ids: &[u32]) -> Value {
+        let ids = self.tokens(index, ids);
+        let mut chunk = json!({
+            "index": index,
+            "content": text,
+            "tokens": ids,
+            "stop": false,
+            "id_slot": -1,
+            "tokens_predicted": self.told[index],
+            "tokens_evaluated": self.prompt(index).len(),
+        });
+        self.reports.add_to(index, &mut chunk);
+        chunk
+    }
+
     /// What is said of an answer when it is over.
     fn last(&self, index: usize, end: &End) -> Value {
         let prompt = self.prompt(index);
@@ -216,7 +236,7 @@ impl NativeForm {
             "stop_type": stop,
             "stopping_word": word,
             "has_new_line": false,
-            "timings": timings(end),
+            "timings": timings(&end.timings, end.queued),
         })
     }
 
@@ -256,20 +276,20 @@ impl StreamFormat for NativeForm {
             Piece::Part(Part::Content(text), ids) => {
                 let said = self.said.extract_if(.., |(of, _)| *of == index);
                 let tokens: Vec<TokenPiece> = said.map(|(_, token)| token).collect();
-                let ids = self.tokens(index, &ids);
-                let mut chunk = json!({
-                    "index": index,
-                    "content": text,
-                    "tokens": ids,
-                    "stop": false,
-                    "id_slot": -1,
-                    "tokens_predicted": self.told[index],
-                    "tokens_evaluated": self.prompt(index).len(),
-                });
+                let mut chunk = self.chunk(index, &text, &ids);
                 if !tokens.is_empty() {
                     chunk["completion_probabilities"] = self.probabilities(&tokens);
                 }
                 vec![Message::plain(chunk)]
+            }
+            Piece::Progress(how_far) => {
+                let told = self.reports.note(index, how_far);
+                let with = |progress| {
+                    let mut chunk = self.chunk(index, "", &[]);
+                    chunk["prompt_progress"] = progress;
+                    Message::plain(chunk)
+                };
+                told.map(with).into_iter().collect()
             }
             Piece::OfPrompt(_)
             | Piece::Hidden(_)

@@ -162,7 +162,7 @@ impl StreamFormat for LineForm {
                 self.said.push(token);
                 Vec::new()
             }
-            Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Progress(_) => Vec::new(),
             Piece::Part(Part::Arguments { text, .. }, _) => {
                 if let Some(call) = &mut self.call {
                     call.arguments.push_str(&text);

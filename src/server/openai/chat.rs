@@ -11,6 +11,7 @@ use crate::{
         fields::wrong,
         generate::{self, End, Piece, TokenPiece},
         options,
+        reports::Reports,
         served::{Generation, Served, now},
         stream::{self, Message, StreamFormat, Wire},
         whole::{Call, Whole, collect},
@@ -39,6 +40,9 @@ pub async fn chat_completions(
     let extras = Extras::of_chat(&fields)?;
     let mut ask = conversation::complete(&served, &turn, ask)?;
     ask.score = extras.of_prompt(None);
+    ask.hides_reasoning = hides_reasoning(&fields)?;
+    let (reports, streamed) = (Reports::of(&fields)?, fields.flag("stream")?.unwrap_or(false));
+    ask.progress = streamed && reports.are_wanted();
     if extras.cut(&served, ask.max_tokens, &mut ask.prompt) {
         // The text is no longer that of the tokens.
         ask.text = None;
@@ -51,9 +55,9 @@ pub async fn chat_completions(
     // They have one prompt.
     asks.iter_mut().skip(1).for_each(|ask| ask.score = None);
     let pieces = generate::begin(&server, &served, asks).await?;
-    if fields.flag("stream")?.unwrap_or(false) {
+    if streamed {
         let (ends, calls, ids) = (vec![None; count], vec![0; count], vec![0; count]);
-        let form = ChatForm { head, served, ends, calls, ids, said: vec![], with_usage };
+        let form = ChatForm { head, served, ends, calls, ids, said: vec![], with_usage, reports };
         return Ok(stream::respond(pieces, count, form, Wire::EventsUntilDone));
     }
     let answers = collect(pieces, count).await?;
@@ -95,6 +99,13 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
         },
         ..turn
     })
+}
+
+/// Whether reasoning is left out: vLLM's `include_reasoning`, or `reasoning.exclude`.
+fn hides_reasoning(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    let included = fields.flag("include_reasoning")?.unwrap_or(true);
+    let excluded = fields.object("reasoning")?.map(|reasoning| reasoning.flag("exclude")).transpose()?.flatten();
+    Ok(!included || excluded.unwrap_or(false))
 }
 
 /// `parallel_tool_calls`. A function that is named is called once, whatever it says.
@@ -275,8 +286,8 @@ fn reply(head: &Head, served: &Served, answers: &[Whole]) -> Value {
         reply["prompt_token_ids"] = json!(head.prompt);
     }
     reply["choices"] = answers.iter().enumerate().map(choice).collect();
-    reply["usage"] = usage(answers.iter().map(|answer| &answer.end), answers.len());
-    reply["timings"] = answers.first().map_or(Value::Null, |answer| timings(&answer.end));
+    reply["usage"] = usage(answers.iter().map(|answer| &answer.end.timings), answers.len());
+    reply["timings"] = answers.first().map_or(Value::Null, |answer| timings(&answer.end.timings, answer.end.queued));
     reply
 }
 
@@ -293,6 +304,7 @@ struct ChatForm {
     /// Tokens whose text has not been sent yet, with their answers.
     said: Vec<(usize, TokenPiece)>,
     with_usage: bool,
+    reports: Reports,
 }
 
 impl ChatForm {
@@ -305,6 +317,7 @@ impl ChatForm {
         if self.with_usage {
             chunk["usage"] = Value::Null;
         }
+        self.reports.add_to(index, &mut chunk);
         Message::plain(chunk)
     }
 
@@ -355,6 +368,15 @@ impl StreamFormat for ChatForm {
                 Vec::new()
             }
             Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Progress(how_far) => {
+                let told = self.reports.note(index, how_far);
+                let with = |progress| {
+                    let mut message = self.chunk(index, json!({}), None);
+                    message.data["prompt_progress"] = progress;
+                    message
+                };
+                told.map(with).into_iter().collect()
+            }
             Piece::Part(part, ids) => {
                 let mut message = self.part(index, part);
                 self.tell(index, &ids, &mut message);
@@ -365,7 +387,7 @@ impl StreamFormat for ChatForm {
                 let mut last = self.chunk(index, json!({}), Some(reason));
                 self.tell(index, &end.tokens[self.ids[index]..], &mut last);
                 last.data["choices"][0]["stop_reason"] = stop_reason(&end);
-                last.data["timings"] = timings(&end);
+                last.data["timings"] = timings(&end.timings, end.queued);
                 self.ends[index] = Some(*end);
                 vec![last]
             }
@@ -379,8 +401,9 @@ impl StreamFormat for ChatForm {
         }
         let mut chunk = self.head.message(".chunk");
         chunk["choices"] = json!([]);
-        chunk["usage"] = usage(self.ends.iter().flatten(), self.ends.len());
-        chunk["timings"] = self.ends.first().and_then(Option::as_ref).map_or(Value::Null, timings);
+        chunk["usage"] = usage(self.ends.iter().flatten().map(|end| &end.timings), self.ends.len());
+        let first = self.ends.first().and_then(Option::as_ref);
+        chunk["timings"] = first.map_or(Value::Null, |end| timings(&end.timings, end.queued));
         vec![Message::plain(chunk)]
     }
 

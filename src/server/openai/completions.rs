@@ -11,6 +11,7 @@ use crate::{
         fields::wrong,
         generate::{self, End, GenerateRequest, Piece, TokenPiece},
         options,
+        reports::Reports,
         served::{Served, now},
         slots::Arrival,
         stream::{self, Message, StreamFormat, Wire},
@@ -61,7 +62,7 @@ pub async fn completions(
         for answer in &generated[..wanted.answers] {
             let mut choice = wanted.choice(&served, choices.len(), prompt, answer);
             if !is_one {
-                choice["timings"] = timings(&answer.end);
+                choice["timings"] = timings(&answer.end.timings, answer.end.queued);
             }
             choices.push(choice);
         }
@@ -70,7 +71,7 @@ pub async fn completions(
     let mut reply = head;
     reply["choices"] = json!(choices);
     if let Some(end) = ends.first().filter(|_| is_one) {
-        reply["timings"] = timings(end);
+        reply["timings"] = timings(&end.timings, end.queued);
     }
     reply["usage"] = wanted.usage(&ends, wanted.best_of);
     Ok(Json(reply).into_response())
@@ -91,6 +92,7 @@ struct Wanted {
     best_of: usize,
     echo: Echo,
     with_usage: bool,
+    reports: Reports,
     extras: Extras,
 }
 
@@ -162,8 +164,10 @@ impl Wanted {
         if best_of < answers {
             return Err(ApiError::field("best_of", format!("{best_of}, expected at least n, {answers}")));
         }
+        let reports = Reports::of(fields)?;
+        ask.progress = fields.flag("stream")?.unwrap_or(false) && reports.are_wanted();
         let prompts = all.into_iter().map(with_text).collect();
-        Ok(Self { prompts, ask, answers, best_of, echo, with_usage, extras })
+        Ok(Self { prompts, ask, answers, best_of, echo, with_usage, reports, extras })
     }
 
     fn ask(&self, prompt: &Prompt) -> GenerateRequest {
@@ -229,7 +233,7 @@ impl Wanted {
 
     /// `usage` of answers in their order, so many to each prompt.
     fn usage(&self, ends: &[End], answers: usize) -> Value {
-        let mut usage = usage(ends, answers);
+        let mut usage = usage(ends.iter().map(|end| &end.timings), answers);
         // Each prompt counts once, however many answers it got.
         let prompt: usize = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         let generated: usize = ends.iter().map(|end| end.timings.generated_tokens).sum();
@@ -352,6 +356,7 @@ impl TextForm {
             choice["token_ids"] = json!(ids);
             untold.ids += ids.len();
         }
+        self.wanted.reports.add_to(index, &mut chunk);
         Message::plain(chunk)
     }
 }
@@ -383,12 +388,21 @@ impl StreamFormat for TextForm {
                 self.untold[index].prompt.push(token);
                 Vec::new()
             }
+            Piece::Progress(how_far) => {
+                let told = self.wanted.reports.note(index, how_far);
+                let with = |progress| {
+                    let mut message = self.chunk(index, ("", &[]), None);
+                    message.data["prompt_progress"] = progress;
+                    message
+                };
+                told.map(with).into_iter().collect()
+            }
             Piece::Hidden(_) | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }, _) => {
                 Vec::new()
             }
             Piece::Done(end) => {
                 let mut last = self.chunk(index, ("", &end.tokens[self.untold[index].ids..]), Some(&end));
-                last.data["timings"] = timings(&end);
+                last.data["timings"] = timings(&end.timings, end.queued);
                 self.ends[index] = Some(*end);
                 vec![last]
             }

@@ -7,12 +7,13 @@ use crate::{
     server::generate::{End, TokenPiece},
 };
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// `usage` of answers in their order, so many to each prompt.
-pub fn usage<'a>(ends: impl IntoIterator<Item = &'a End>, answers: usize) -> Value {
+pub fn usage<'a>(all: impl IntoIterator<Item = &'a Timings>, answers: usize) -> Value {
     let (mut prompt, mut cached, mut generated) = (0, 0, 0);
-    for (index, end) in ends.into_iter().enumerate() {
-        let Timings { prompt_tokens, cached_tokens, generated_tokens, .. } = end.timings;
+    for (index, of) in all.into_iter().enumerate() {
+        let Timings { prompt_tokens, cached_tokens, generated_tokens, .. } = *of;
         // Several answers have one prompt, which the first of them read for all.
         if index % answers == 0 {
             (prompt, cached) = (prompt + prompt_tokens + cached_tokens, cached + cached_tokens);
@@ -28,8 +29,7 @@ pub fn usage<'a>(ends: impl IntoIterator<Item = &'a End>, answers: usize) -> Val
 }
 
 /// llama.cpp's `timings`, with what was reused and why it was not more.
-pub fn timings(end: &End) -> Value {
-    let t = &end.timings;
+pub fn timings(t: &Timings, queued: Duration) -> Value {
     let rates = |tokens: usize, seconds: f64| {
         let per_token = if tokens == 0 { 0.0 } else { seconds * 1e3 / tokens as f64 };
         let per_second = if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
@@ -52,7 +52,7 @@ pub fn timings(end: &End) -> Value {
         "predicted_per_second": predicted_per_second,
         "draft_n": t.drafted_tokens,
         "draft_n_accepted": t.accepted_tokens,
-        "queued_ms": end.queued.as_secs_f64() * 1e3,
+        "queued_ms": queued.as_secs_f64() * 1e3,
     })
 }
 

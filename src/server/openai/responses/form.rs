@@ -214,7 +214,7 @@ impl ResponseForm {
             "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens().min(timings_of.generated_tokens)},
             "total_tokens": prompt + timings_of.generated_tokens,
         });
-        self.response["timings"] = timings(end);
+        self.response["timings"] = timings(&end.timings, end.queued);
         self.response["status"] = json!(status);
         let whole = self.whole();
         if let Some(keep) = self.keep.take() {
@@ -247,7 +247,7 @@ impl StreamFormat for ResponseForm {
                 self.said.push(token);
                 Vec::new()
             }
-            Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Progress(_) => Vec::new(),
             Piece::Part(part, _) => self.part(part),
             Piece::Done(end) => self.done(&end),
             Piece::Failed(error) => vec![self.error(&error)],
