@@ -157,9 +157,11 @@ impl<'a> Scratch<'a> {
 
     /// Products with the keys of the chunk, faded, where all channels fade alike.
     #[inline(always)]
-    fn multiply<S: Simd>(&mut self, simd: S, [keys, queries]: [&[f32]; 2], count: usize) {
+    fn multiply<S: Simd>(&mut self, simd: S, [keys, queries]: [&[f32]; 2], (count, is_delta): (usize, bool)) {
         self.fade(simd, count);
-        for (x, products) in [keys, queries].into_iter().zip(self.products.chunks_exact_mut(CHUNK * CHUNK)) {
+        let all = [keys, queries].into_iter().zip(self.products.chunks_exact_mut(CHUNK * CHUNK));
+        // Without a delta nothing asks for those of the keys.
+        for (x, products) in all.skip(usize::from(!is_delta)) {
             let mut t = 0;
             while t + 4 <= count {
                 products_of::<S, 4>(simd, (keys, self.starts.len()), (x, t), products);
@@ -281,7 +283,7 @@ impl Head<'_> {
         if is_faded {
             room.multiply_channels(simd, inputs, count);
         } else {
-            room.multiply(simd, inputs, count);
+            room.multiply(simd, inputs, (count, self.beta.is_some()));
         }
         let faded = room.inputs.each_ref().map(|inputs| &**inputs);
         let inputs = if is_faded { faded } else { inputs };
