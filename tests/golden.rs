@@ -233,15 +233,8 @@ fn a_second_sequence_in_the_batch_changes_no_bit() {
 
 /// Mean over positions of the divergence of the found next-token distribution from the golden one, in nats.
 pub(crate) fn divergence(expected: &[f32], found: &[f32], vocab: usize) -> f64 {
-    let log_probabilities = |row: &[f32]| -> Vec<f64> {
-        (0..vocab).map(|token| -engine::negative_log_likelihood(row, token as u32)).collect()
-    };
-    let of_row = |(expected, found): (&[f32], &[f32])| -> f64 {
-        let (expected, found) = (log_probabilities(expected), log_probabilities(found));
-        expected.iter().zip(&found).map(|(e, f)| e.exp() * (e - f)).sum()
-    };
     let rows = expected.chunks(vocab).zip(found.chunks(vocab));
-    rows.clone().map(of_row).sum::<f64>() / rows.len() as f64
+    rows.clone().map(|(expected, found)| engine::divergence(expected, found)).sum::<f64>() / rows.len() as f64
 }
 
 /// Largest divergence in nats of BF16 and F16, with f16 pages. Floor: 3.3e-6 (falcon-h1, whose multipliers are folded

@@ -11,6 +11,7 @@ mod constrained;
 mod convert;
 mod cuda;
 mod devices;
+mod divergence;
 mod documents;
 mod edge_oracle;
 mod edgeinfinite;

@@ -215,7 +215,7 @@ fn evicts(program: &Program) -> bool {
 }
 
 /// Fails if a token is another text in the other model.
-fn same_vocabulary(draft: &Model, model: &Model) -> anyhow::Result<()> {
+pub(super) fn same_vocabulary(draft: &Model, model: &Model) -> anyhow::Result<()> {
     if draft.spec.vocab != model.spec.vocab {
         bail!("a vocabulary of {} tokens, expected the {} of the model", draft.spec.vocab, model.spec.vocab);
     }

@@ -8,6 +8,7 @@ mod config;
 mod convert;
 mod device;
 mod diff;
+mod divergence;
 mod doctor;
 mod drafts;
 mod flags;

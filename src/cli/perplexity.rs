@@ -2,6 +2,7 @@
 
 use super::{
     device,
+    divergence::BaseFlags,
     flags::ModelFlags,
     note,
     policy::PolicyFlags,
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 /// Measure how well a model predicts a text, in consecutive windows
 #[derive(Debug, Args)]
 #[command(
-    after_help = "With --kv-policy slake the first half of every window is read as a prompt, and the other half predicted token by token. With --kv-policy edgeinfinite every token is read as if it came alone, with what is held at that time; --from and --to count positions of a window.\n\nExamples:\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 1024\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 512 --chunks 20 --json",
+    after_help = "With --kv-policy slake the first half of every window is read as a prompt, and the other half predicted token by token. With --kv-policy edgeinfinite every token is read as if it came alone, with what is held at that time; --from and --to count positions of a window.\n\nExamples:\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 1024\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 512 --chunks 20 --json\n  kvas perplexity -m model.q4_k_m.gguf --base-model model.bf16.gguf -f wiki.test.txt\n  kvas perplexity -m model.gguf --against reference -f wiki.test.txt --chunks 1",
     mut_arg("ctx_size", score::window_help)
 )]
 pub(crate) struct Perplexity {
@@ -40,7 +41,9 @@ pub(crate) struct Perplexity {
     /// The position after the last that counts [default: the end]
     #[arg(long, value_name = "N")]
     to: Option<u32>,
-    /// Print one JSON object: tokens, nll_per_token, ppl
+    #[command(flatten)]
+    base: BaseFlags,
+    /// Print one JSON object: tokens, nll_per_token, ppl, and divergence from a base: mean, median, p99, max, same_top
     #[arg(long)]
     json: bool,
 }
@@ -62,12 +65,19 @@ impl Perplexity {
                 self.from
             );
         }
+        let mut base = self.base.open(&self.model, &model, windows[0].len())?;
         let (mut total, mut scored) = (0.0, 0usize);
         for (number, ids) in windows.iter().enumerate() {
+            if let Some(base) = &mut base {
+                base.read(ids)?;
+            }
             let mut sum = |at: usize, logits: &mut [f32]| {
                 if let Some(next) = ids.get(at + 1).filter(|_| counts.contains(&at)) {
                     total += negative_log_likelihood(logits, *next);
                     scored += 1;
+                    if let Some(base) = &mut base {
+                        base.compare(at, logits);
+                    }
                 }
             };
             match &bound {
@@ -86,10 +96,26 @@ impl Perplexity {
             }
         }
         let mean = total / scored as f64;
+        let summary = base.map(|base| base.summary());
         if self.json {
-            print(format_args!("{}", json!({"tokens": scored, "nll_per_token": mean, "ppl": mean.exp()})))?;
-        } else {
-            print(format_args!("{scored} tokens, nll per token {mean:.6}, perplexity {:.4}", mean.exp()))?;
+            let mut object = json!({"tokens": scored, "nll_per_token": mean, "ppl": mean.exp()});
+            if let Some(summary) = summary {
+                object["divergence"] = summary;
+            }
+            print(format_args!("{object}"))?;
+            return Ok(0);
+        }
+        print(format_args!("{scored} tokens, nll per token {mean:.6}, perplexity {:.4}", mean.exp()))?;
+        if let Some(summary) = summary {
+            let of = |name: &str| summary[name].as_f64().unwrap_or(f64::INFINITY);
+            print(format_args!(
+                "divergence {:.3e} nats per token, median {:.3e}, 99 of 100 at most {:.3e}, all {:.3e}; the same likeliest token {:.2} %",
+                of("mean"),
+                of("median"),
+                of("p99"),
+                of("max"),
+                100.0 * of("same_top"),
+            ))?;
         }
         Ok(0)
     }

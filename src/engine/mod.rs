@@ -36,7 +36,7 @@ pub use request::{
     Timings,
 };
 pub use runner::{Runner, Watch};
-pub use score::{negative_log_likelihood, score};
+pub use score::{divergence, negative_log_likelihood, score};
 pub use segments::score_segments;
 pub use single_sequence::SingleSequence;
 

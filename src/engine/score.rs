@@ -38,9 +38,44 @@ pub(super) fn read_fresh(
     Ok(())
 }
 
-/// Minus the natural logarithm of the probability of `token`.
-pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
+/// The largest logit, and the natural logarithm of the sum of `exp(logit - largest)`.
+fn log_sum(logits: &[f32]) -> (f32, f64) {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
-    total.ln() - f64::from(logits[token as usize] - most)
+    (most, total.ln())
+}
+
+/// Minus the natural logarithm of the probability of `token`.
+pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
+    let (most, total) = log_sum(logits);
+    total - f64::from(logits[token as usize] - most)
+}
+
+/// The Kullback-Leibler divergence, in nats, of what `found` says of the next token from what `expected` says: logits of as
+/// many tokens.
+pub fn divergence(expected: &[f32], found: &[f32]) -> f64 {
+    let (of_expected, of_found) = (log_sum(expected), log_sum(found));
+    let log = |logit: f32, (most, total): (f32, f64)| f64::from(logit - most) - total;
+    let each = expected.iter().zip(found).map(|(expected, found)| {
+        let expected = log(*expected, of_expected);
+        // Nothing is lost of what is impossible, even if the other is infinitely sure of that.
+        if expected == f64::NEG_INFINITY { 0.0 } else { expected.exp() * (expected - log(*found, of_found)) }
+    });
+    each.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: halves against a quarter and three, and what is impossible.
+    #[test]
+    fn divergence_is_by_its_definition() {
+        let (even, uneven) = ([1.0, 1.0], [0.0, 3f32.ln()]);
+        let expected = 0.5 * (0.5f64 / 0.25).ln() + 0.5 * (0.5f64 / 0.75).ln();
+        assert!((divergence(&even, &uneven) - expected).abs() < 1e-7);
+        assert_eq!(divergence(&uneven, &uneven), 0.0);
+        assert!((divergence(&[1e4, 1e4, f32::NEG_INFINITY], &[7.0, 7.0, f32::NEG_INFINITY])).abs() < 1e-12);
+        assert_eq!(divergence(&[0.0, 0.0], &[0.0, f32::NEG_INFINITY]), f64::INFINITY);
+    }
 }
