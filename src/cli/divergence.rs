@@ -19,7 +19,7 @@ use std::path::PathBuf;
 /// What to compare with.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BaseFlags {
-    /// Also measure how far the predictions are from those of this model, which has the same vocabulary: the Kullback-Leibler divergence of every next token [default with --against: the model itself]
+    /// Also measure how far the predictions are from those of this model, which has the same vocabulary: the Kullback-Leibler divergence of every next token. Both are loaded, and 4 bytes a token of a window and of the vocabulary are kept beside them [default with --against: the model itself]
     #[arg(long, value_name = "FILE")]
     base_model: Option<PathBuf>,
     /// Where the model that is compared with computes [default with --base-model: as the model]
