@@ -295,7 +295,7 @@ fn a_session_is_opened_with_another_policy() {
         // As if all had been asked at once, where all is read again.
         if timings["cache_n"] == 0 {
             let ids: Vec<_> = second["prompt_ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
-            let [ids, fresh] = [ids.join(","), folder.text("fresh")];
+            let [ids, fresh] = [ids.join(","), folder.text(&format!("fresh {name}"))];
             let anew = ["run", "-m", &model, "--temp", "0", "--json", "-n", "5", "--ids", &ids, "--session", &fresh];
             let anew = kvas(&[&anew[..], flags].concat()).output().unwrap();
             let anew: serde_json::Value = serde_json::from_slice(&anew.stdout).unwrap();

@@ -399,7 +399,7 @@ impl Kernel for FinishBlock<'_, '_> {
 
 /// The products `y` of one entry, and those of the other matrix, from column `column` of the output on.
 #[inline(always)]
-fn finish_row<S: Simd>(
+pub(super) fn finish_row<S: Simd>(
     simd: S,
     (finish, entry, column): (Finish<'_>, usize, usize),
     y: &mut [f32],

@@ -1,11 +1,12 @@
 //! Products by the matrix unit: panels are turned into tiles of bf16 in pieces that stay in the caches, and meet all
 //! entries of a group. Each result is one chain over the columns, whatever the pieces and whatever else is multiplied.
 
-use super::product::{FinishBlock, FinishedEntries, Product};
+use super::product::{Finish, FinishedEntries, Product, finish_row};
 use crate::{
     packed::{SECTION, with_layout},
     pool::Tile,
     simd::{
+        Kernel, Simd,
         panels::ROWS,
         tiles::{Line, Multiply, Open, SIDE, STEP, Transpose, Unpack},
     },
@@ -29,7 +30,7 @@ const LINES: usize = STEPS * SIDE;
 const BLOCK: usize = 4 * SIDE * SIDE;
 
 /// Floats of scratch a thread needs besides that of other products.
-pub(crate) const SCRATCH: usize = SIDE + 2 * (ENTRIES + SIDE) * SUMS + SUMS * LINES;
+pub(crate) const SCRATCH: usize = SIDE + 2 * ENTRIES * SUMS + SUMS * LINES;
 
 /// Whether products with a format are worth the bits that activations lose in bf16: those with weights in bf16 are
 /// exact but for that, so that activations go through the unit in two parts.
@@ -53,7 +54,6 @@ impl Product<'_> {
         let aligned = scratch.as_ptr().align_offset(size_of::<Line>()).min(SIDE);
         let (y, scratch) = scratch[aligned..].split_at_mut(ENTRIES * SUMS);
         let (other, scratch) = scratch.split_at_mut(ENTRIES * SUMS);
-        let (rows, scratch) = scratch.split_at_mut(2 * SIDE * SUMS);
         let (lines, scratch) = scratch.split_at_mut(SUMS * LINES);
         let lines: &mut [Line] = bytemuck::cast_slice_mut(lines);
         let open = tiled.tiles.open();
@@ -74,32 +74,18 @@ impl Product<'_> {
                     }
                     let (order, per_output) = (Some(tiled.order), self.entries.per_output);
                     let entries = FinishedEntries { order, block, per_output };
-                    self.finish_tiled(entries, (at, first + at, count), [y, other], rows, out);
+                    let sums = [&mut *y, &mut *other];
+                    self.proof.run(FinishTiles {
+                        finish: self.finish,
+                        entries,
+                        part: (at, first + at, count),
+                        sums,
+                        out,
+                    });
                 }
             }
             tile += (end - start).div_ceil(SIDE);
             start = end;
-        }
-    }
-
-    /// Writes the sums of some entries where they belong, with room for a tile of entries.
-    fn finish_tiled(
-        &self,
-        FinishedEntries { order, block, per_output }: FinishedEntries<'_>,
-        part: (usize, usize, usize),
-        sums: [&[f32]; 2],
-        rows: &mut [f32],
-        out: &mut Tile<'_, f32>,
-    ) {
-        let (finish, end) = (self.finish, block.end);
-        let (y, other) = rows.split_at_mut(SIDE * SUMS);
-        for (tile, first) in block.step_by(SIDE).enumerate() {
-            gather((sums[0], part.2), tile, y);
-            if self.other.is_some() {
-                gather((sums[1], part.2), tile, other);
-            }
-            let entries = FinishedEntries { order, block: first..(first + SIDE).min(end), per_output };
-            self.proof.run(FinishBlock { finish, entries, part, y, other, width: SUMS, out });
         }
     }
 }
@@ -109,12 +95,33 @@ const fn block(panel: usize, tile: usize) -> usize {
     (panel / 2 * (ENTRIES / SIDE / 2) + tile / 2) * BLOCK
 }
 
-/// `rows[entry][row]` of a tile of entries, of the first `count` rows.
-fn gather((y, count): (&[f32], usize), tile: usize, rows: &mut [f32]) {
-    for panel in 0..count.div_ceil(ROWS) {
-        let sums = &y[block(panel, tile) + (tile % 2 * 2 + panel % 2) * SIDE * SIDE..][..SIDE * SIDE];
-        for (row, sums) in rows.chunks_exact_mut(SUMS).zip(sums.as_chunks::<ROWS>().0) {
-            row[panel * ROWS..][..ROWS].copy_from_slice(sums);
+/// Writes the sums of some entries where they belong, from where they are.
+struct FinishTiles<'a, 'o> {
+    finish: Finish<'a>,
+    entries: FinishedEntries<'a>,
+    /// Where they begin in the tile of the output and in all of it, and how many columns there are.
+    part: (usize, usize, usize),
+    /// Of the matrix, and of the other one if there is one.
+    sums: [&'a mut [f32]; 2],
+    out: &'a mut Tile<'o, f32>,
+}
+
+impl Kernel for FinishTiles<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { finish, entries, part: (at, column, count), sums: [y, other], out } = self;
+        for (i, entry) in entries.block.enumerate() {
+            let entry = entries.order.map_or(entry, |order| order[entry] as usize);
+            let row = &mut out.row_mut(entry / entries.per_output)[at..at + count];
+            for (panel, out) in row.chunks_mut(ROWS).enumerate() {
+                let tile = i / SIDE;
+                let first = block(panel, tile) + (tile % 2 * 2 + panel % 2) * SIDE * SIDE + i % SIDE * ROWS;
+                let sums = first..first + out.len();
+                let column = column + panel * ROWS;
+                finish_row(simd, (finish, entry, column), &mut y[sums.clone()], &other[sums], out);
+            }
         }
     }
 }

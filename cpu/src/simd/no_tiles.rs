@@ -1,7 +1,7 @@
 //! What stands for the matrix unit where no processor has one: there is never a value of these types.
 
-use super::scalar::Scalar;
 pub(crate) use super::tile_work::*;
+use super::{dense::Element, scalar::Scalar};
 use crate::packed::{Ahead, Layout, Panel, Sums, Word};
 use std::ops::Range;
 
@@ -32,6 +32,18 @@ impl TileKernel for Transpose<'_> {
     }
 }
 
+impl<E: Element> TileKernel for PairRows<'_, E> {
+    fn run(self, tiles: Tiles) {
+        match tiles.0 {}
+    }
+}
+
+impl TileKernel for Soften<'_> {
+    fn run(self, tiles: Tiles) {
+        match tiles.0 {}
+    }
+}
+
 impl<L: Layout> TileKernel for Unpack<'_, L> {
     fn run(self, tiles: Tiles) {
         match tiles.0 {}
@@ -46,6 +58,10 @@ impl OpenIntegers {
 
 impl Open {
     pub(crate) fn multiply(&self, _: Multiply<'_>) {
+        match self.0 {}
+    }
+
+    pub(crate) fn multiply_parts(&self, _: MultiplyParts<'_>) {
         match self.0 {}
     }
 }

@@ -40,6 +40,44 @@ pub(crate) struct Transpose<'a> {
     pub(crate) out: &'a mut [Line],
 }
 
+/// Lines of rows of 16 numbers, two rows each.
+pub(crate) struct PairRows<'a, E> {
+    /// Rows `stride` bytes apart; those from `count` on are zero, whatever stands there.
+    pub(crate) rows: &'a [u8],
+    pub(crate) stride: usize,
+    pub(crate) count: usize,
+    pub(crate) out: &'a mut [Line],
+    /// As many for what is left over, rounded too, if that is wanted: with it, 16 bits of the mantissa are kept.
+    pub(crate) rest: Option<&'a mut [Line]>,
+    pub(crate) element: PhantomData<E>,
+}
+
+/// Tokens whose scores are softened together.
+pub(crate) const TOKENS: usize = 64;
+/// Queries of two tiles.
+pub(crate) const PAIR: usize = 2 * SIDE;
+/// Numbers of two tiles with two others.
+pub(crate) const SQUARE: usize = PAIR * PAIR;
+
+/// Turns the scores of up to two tiles of queries into weights, relative to the largest score so far of each (powers of 2), and
+/// lets what everything before gave fade.
+pub(crate) struct Soften<'a> {
+    /// `[1 or 2][2 tiles of queries][2 tiles of tokens][16, 16]`
+    pub(crate) scores: &'a [f32],
+    /// How many of the tokens each query sees; 0: none, and nothing fades.
+    pub(crate) counts: [u8; PAIR],
+    /// Of keys and of values.
+    pub(crate) scales: Option<&'a [[f32; TOKENS]; 2]>,
+    /// The largest score so far, by query.
+    pub(crate) most: &'a mut [f32],
+    /// `[queries, 16]`: sums of weights, lane by lane.
+    pub(crate) sums: &'a mut [f32],
+    /// `[2 tiles of queries][1 or 2 steps][16, 32]`: the weights, times the scales of values, rounded, and what was left over.
+    pub(crate) weights: [&'a mut [u16]; 2],
+    /// `[pairs of panels][2 tiles of queries][2 panels][16, 16]`: what fades.
+    pub(crate) mix: &'a mut [f32],
+}
+
 /// Dequantises blocks of a panel into lines of bf16.
 pub(crate) struct Unpack<'a, L> {
     pub(crate) panel: Panel<'a>,
@@ -61,6 +99,23 @@ pub(crate) struct Multiply<'a> {
     pub(crate) b: [&'a [Line]; 2],
     /// `[1 or 2 of a][2 of b][16, 16]`: the tiles of the sums, one after the other. Rows of a larger matrix, apart from each other,
     /// take a tenth longer.
+    pub(crate) c: &'a mut [f32],
+    /// Whether `c` is added to.
+    pub(crate) accumulate: bool,
+}
+
+/// `c (+)= a b + a' b + a b'` for two tiles of activations and two of weights, numbers of two parts each.
+#[derive(Debug)]
+pub(crate) struct MultiplyParts<'a> {
+    /// By tile: `[steps][16, 32]`
+    pub(crate) a: [&'a [u16]; 2],
+    /// What rounding left over of it.
+    pub(crate) a_rest: [&'a [u16]; 2],
+    /// By tile: `[steps * 16]`
+    pub(crate) b: [&'a [Line]; 2],
+    /// What rounding left over of it, unless nothing was.
+    pub(crate) b_rest: Option<[&'a [Line]; 2]>,
+    /// As of [`Multiply`].
     pub(crate) c: &'a mut [f32],
     /// Whether `c` is added to.
     pub(crate) accumulate: bool,

@@ -7,6 +7,7 @@ mod meet;
 mod online;
 mod segments;
 mod slake;
+mod tiled;
 
 use crate::{
     eviction::{EvictionState, PartOf},
@@ -18,18 +19,21 @@ use crate::{
         dense::{Bf16, Element, F8, F16, F32, I8},
         math,
         strips::Start,
+        tiles,
     },
+    tiled::Split,
 };
 use blocks::Blocks;
-use kvas_backend::{KvType, Limits, Page, Program, Slot, Step, StoreDecl, op, store::PagesDecl};
+use kvas_backend::{KvType, Limits, Page, Program, Rows, Slot, Step, StoreDecl, op, store::PagesDecl};
 use meet::Pair;
 use online::{Finish, Merge, States};
 pub(crate) use segments::scratch as segments_scratch;
 pub(crate) use slake::scratch as eviction_scratch;
 use std::{marker::PhantomData, ops::Range};
+pub(crate) use tiled::scratch as tiled_scratch;
 
 /// Tokens whose scores are computed before the running maximum moves.
-const BLOCK: usize = 64;
+const BLOCK: usize = tiles::TOKENS;
 /// Shortest part of a context.
 const PART: usize = 512;
 /// Most parts of a context.
@@ -107,8 +111,6 @@ struct Scratch<'a> {
     scores: &'a mut [f32],
     /// States of the part in progress.
     part: &'a mut [f32],
-    /// States of everything before.
-    totals: &'a mut [f32],
     /// `[QUERIES, LINE]`: sums of weights of the part in progress, lane by lane.
     sums: &'a mut [f32],
     /// `[QUERIES]`: what everything before a block fades by.
@@ -128,7 +130,6 @@ impl<'a> Scratch<'a> {
             scores: next(QUERIES * BLOCK),
             sums: next(QUERIES * LINE),
             part: next(states),
-            totals: next(states),
             fades: next(QUERIES),
         }
     }
@@ -144,6 +145,8 @@ struct Shared<'a> {
     step: &'a Step,
     /// Whether keys lie column by column.
     has_tiles: bool,
+    /// The matrix unit, and the rows that it is for, if it serves these pages.
+    by_unit: Option<(tiles::Tiles, &'a Split)>,
     /// Position of the store's table in the step.
     ordinal: usize,
     /// What slots have evicted, where they can.
@@ -197,9 +200,20 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Attends to some tokens; leaves the states of all queries in `totals`, or in those of `room`.
-    fn attend(&self, queries: Queries<'a>, tokens: Range<usize>, room: &mut Scratch<'_>, totals: Option<&mut [f32]>) {
+    /// Attends to some tokens; leaves the states of all queries in `totals`.
+    fn attend(&self, queries: Queries<'a>, tokens: Range<usize>, scratch: &mut [f32], totals: &mut [f32]) {
         let shared = *self;
+        if let Some(tiles) = self.unit(&queries) {
+            match self.pages.kv_type() {
+                KvType::F16 => tiled::attend::<F16, true>((tiles, self), queries, tokens, scratch, totals),
+                KvType::Bf16 => tiled::attend::<Bf16, false>((tiles, self), queries, tokens, scratch, totals),
+                KvType::Q8_0 => tiled::attend::<I8, false>((tiles, self), queries, tokens, scratch, totals),
+                KvType::F8 => tiled::attend::<F8, false>((tiles, self), queries, tokens, scratch, totals),
+                KvType::F32 => unreachable!("the unit does not serve it"),
+            }
+            return;
+        }
+        let room = &mut Scratch::new(scratch, self.decl);
         macro_rules! run {
             ($element:ident, $is_stored:literal) => {
                 self.proof.run(Attend::<$element, $is_stored> {
@@ -223,9 +237,51 @@ impl<'a> Shared<'a> {
         }
     }
 
+    /// Some queries of a KV head attend to what it has evicted, which comes before the first part, whoever takes that.
+    #[inline(always)]
+    fn attend_evicted<S: Simd>(
+        &self,
+        simd: S,
+        (slot, kv_head): (Slot, usize),
+        asked: &[f32],
+        (here, part, totals): (Range<usize>, &mut States<'_>, &mut States<'_>),
+    ) {
+        if let Some(moments) = self.eviction_state.and_then(|all| all.moments(slot, kv_head)) {
+            let States { mix, most, sum } = part.of(here.clone());
+            let asked = &asked[here.start * self.decl.key_dim..here.end * self.decl.key_dim];
+            moments.part(simd, (asked, here.len()), PartOf { mix, most, sum });
+            totals.merge(simd, here.clone(), part);
+            part.clear(here);
+        }
+    }
+
     /// Whether so few queries meet each key that keys and values are read as they are stored.
     fn is_few(&self, queries: &Queries<'_>) -> bool {
-        queries.rows.len() * self.heads() <= FEW
+        queries.rows.len() * self.heads() <= FEW && self.unit(queries).is_none()
+    }
+
+    /// The matrix unit, if it is for the first of these rows: all rows that attend together go the same way.
+    fn unit(&self, queries: &Queries<'_>) -> Option<tiles::Tiles> {
+        self.by_unit.filter(|(_, split)| split.is_tiled(queries.rows.start)).map(|(tiles, _)| tiles)
+    }
+
+    /// Most queries of a group that share a pass over keys and values.
+    fn at_once(&self) -> usize {
+        if self.by_unit.is_some() { tiled::QUERIES } else { QUERIES }
+    }
+
+    /// The rows for the matrix unit, which come first of a span, and the others.
+    fn by_way(&self, queries: Queries<'a>) -> impl Iterator<Item = Queries<'a>> {
+        let count = queries.rows.clone().take_while(|row| self.by_unit.is_some_and(|(_, split)| split.is_tiled(*row)));
+        let (Range { start, end }, middle) = (queries.rows.clone(), queries.rows.start + count.count());
+        let part = move |rows: Range<usize>| Queries {
+            visible: queries.visible + rows.start - start,
+            rows,
+            ..queries.clone()
+        };
+        let each = QUERIES / self.heads();
+        let rest = (middle..end).step_by(each).map(move |first| first..end.min(first + each));
+        std::iter::once(start..middle).filter(|tiled| !tiled.is_empty()).chain(rest).map(part)
     }
 
     /// Writes the output of some groups of a row of the step from the states of their heads.
@@ -243,7 +299,7 @@ struct Attend<'a, 'b, 'c, E, const IS_STORED: bool> {
     queries: Queries<'a>,
     tokens: Range<usize>,
     room: &'b mut Scratch<'c>,
-    totals: Option<&'b mut [f32]>,
+    totals: &'b mut [f32],
     element: PhantomData<E>,
 }
 
@@ -257,25 +313,15 @@ impl<E: Element, const IS_STORED: bool> Kernel for Attend<'_, '_, '_, E, IS_STOR
         // Queries of a group, and of all.
         let each = queries.rows.len() * shared.heads();
         let (groups, count) = (queries.groups.len(), queries.groups.len() * each);
-        let totals = totals.unwrap_or(&mut *room.totals);
         let (mut totals, mut part) = (States::new(totals, count, value_dim), States::new(room.part, count, value_dim));
         totals.clear(0..count);
         part.clear(0..count);
         room.sums.fill(0.0);
         shared.scale_queries(simd, &queries, room.queries);
         let kv_head = |group: usize| (queries.groups.start + group) / (shared.groups / shared.decl.kv_heads);
-        // What was evicted comes before the first part, whoever takes that.
-        for group in 0..groups {
-            if tokens.start == 0
-                && let Some(moments) = shared.eviction_state.and_then(|all| all.moments(queries.slot, kv_head(group)))
-            {
-                let here = group * each..(group + 1) * each;
-                let States { mix, most, sum } = part.of(here.clone());
-                let asked = &room.queries[here.start * key_dim..here.end * key_dim];
-                moments.part(simd, (asked, each), PartOf { mix, most, sum });
-                totals.merge(simd, here.clone(), &part);
-                part.clear(here);
-            }
+        for group in 0..if tokens.start == 0 { groups } else { 0 } {
+            let here = group * each..(group + 1) * each;
+            shared.attend_evicted(simd, (queries.slot, kv_head(group)), room.queries, (here, &mut part, &mut totals));
         }
         let blocks = |group| Blocks::new((shared.pages, shared.decl), queries.table, kv_head(group));
         let mut start = tokens.start;
@@ -398,7 +444,7 @@ impl Met<'_, '_> {
         pair.mix::<E, S, FETCH>(simd, (tokens, decl.value_stride()), start, &weights[from * BLOCK..], mix);
     }
 
-    /// Whoever sees the last token of a part, or their last token, merges the part.
+    /// Rows that have ended merge the part.
     /// The queries are those from `from` on of all states.
     #[inline(always)]
     fn merge<S: Simd>(
@@ -409,19 +455,35 @@ impl Met<'_, '_> {
         (part, sums): (&mut States<'_>, &mut [f32]),
     ) {
         let heads = self.shared.heads();
-        for row in self.first..self.rows {
-            let (visible, end) = (self.visible + row, self.tokens.start + self.count(row));
-            if end == visible || end.is_multiple_of(part_len(visible)) {
-                let queries = from + row * heads..from + (row + 1) * heads;
-                for (i, sums) in queries.clone().zip(sums[row * heads * LINE..].chunks_exact_mut(LINE)) {
-                    part.sum[i] = simd.sum(math::load(simd, sums));
-                    sums.fill(0.0);
-                }
-                totals.merge(simd, queries.clone(), part);
-                part.clear(queries);
-            }
+        for row in self.ended() {
+            let sums = &mut sums[row * heads * LINE..(row + 1) * heads * LINE];
+            merge_row(simd, from + row * heads..from + (row + 1) * heads, totals, (part, sums));
         }
     }
+
+    /// Rows that have seen the last token of a part, or their last token.
+    fn ended(&self) -> impl Iterator<Item = usize> {
+        (self.first..self.rows).filter(|row| {
+            let (visible, end) = (self.visible + row, self.tokens.start + self.count(*row));
+            end == visible || end.is_multiple_of(part_len(visible))
+        })
+    }
+}
+
+/// Queries of a row merge the part whose sums of weights, lane by lane, are `sums`.
+#[inline(always)]
+fn merge_row<S: Simd>(
+    simd: S,
+    queries: Range<usize>,
+    totals: &mut States<'_>,
+    (part, sums): (&mut States<'_>, &mut [f32]),
+) {
+    for (i, sums) in queries.clone().zip(sums.chunks_exact_mut(LINE)) {
+        part.sum[i] = simd.sum(math::load(simd, sums));
+        sums.fill(0.0);
+    }
+    totals.merge(simd, queries.clone(), part);
+    part.clear(queries);
 }
 
 /// All rows of a tile of some groups, each with its whole context.
@@ -430,13 +492,13 @@ fn attend_tile(shared: &Shared<'_>, mut out: Tile<'_, f32>, scratch: &mut [f32])
     let (heads, value_dim) = (shared.heads(), shared.decl.value_dim);
     let of_group = heads * value_dim;
     let groups = first_column / of_group..(first_column + width) / of_group;
-    let mut room = Scratch::new(scratch, shared.decl);
+    let (totals, scratch) = scratch.split_at_mut(shared.at_once() * online::size(value_dim));
     let mut attend = |queries: Queries<'_>| {
         let (groups, rows) = (queries.groups.clone(), queries.rows.clone());
         let tokens = 0..queries.visible + rows.len() - 1;
-        shared.attend(queries, tokens, &mut room, None);
+        shared.attend(queries, tokens, scratch, totals);
         let count = groups.len() * rows.len() * heads;
-        let States { mix, sum, .. } = States::new(room.totals, count, value_dim);
+        let States { mix, sum, .. } = States::new(totals, count, value_dim);
         let all = groups.flat_map(|group| rows.clone().map(move |row| (row, group)));
         for ((row, group), totals) in all.zip(mix.chunks_exact(of_group).zip(sum.chunks_exact(heads))) {
             let columns = group * of_group - first_column..(group + 1) * of_group - first_column;
@@ -444,10 +506,13 @@ fn attend_tile(shared: &Shared<'_>, mut out: Tile<'_, f32>, scratch: &mut [f32])
         }
     };
     shared.each_span(first_row..first_row + rows, groups, |queries| {
-        if shared.is_few(&queries) {
-            attend(queries);
-        } else {
-            queries.groups.clone().for_each(|group| attend(Queries { groups: group..group + 1, ..queries.clone() }));
+        for queries in shared.by_way(queries) {
+            if shared.is_few(&queries) {
+                attend(queries);
+            } else {
+                let groups = queries.groups.clone();
+                groups.for_each(|group| attend(Queries { groups: group..group + 1, ..queries.clone() }));
+            }
         }
     });
 }
@@ -457,7 +522,9 @@ impl Machine {
         let (rows, columns) = (self.rows(op.out), self.columns(op.out));
         let mut out = self.take(op.out);
         self.ask(op);
-        let Self { proof, pool, step, program, acts, pages: arena, memory, partials, scratch, .. } = self;
+        let Self {
+            proof, pool, step, program, acts, pages: arena, memory, partials, scratch, rows_by_way: ways, ..
+        } = self;
         let decl = pages(program, op);
         let shared = Shared {
             proof: *proof,
@@ -465,6 +532,7 @@ impl Machine {
             decl,
             pages: arena,
             has_tiles: arena.has_tiles(decl),
+            by_unit: proof.tiles().filter(|_| tiled::serves(decl, arena)).map(|tiles| (tiles, ways.of(Rows::Step))),
             step,
             ordinal: program.page_ordinal(op.store),
             eviction_state: memory[op.store.0 as usize].eviction_state(),
@@ -479,7 +547,7 @@ impl Machine {
         let (of_run, runs) = (together * heads, rows * (groups / together));
         let out_rows = &mut out[..rows * columns];
         let pairs = rows * groups;
-        let tile_rows = (pairs / (2 * threads)).clamp(1, QUERIES / heads);
+        let tile_rows = (pairs / (2 * threads)).clamp(1, shared.at_once() / heads);
         let tiles_of = |together: usize| rows.div_ceil(tile_rows) * (groups / together);
         // All threads have something to do.
         let is_fair = |tasks: usize| tasks.is_multiple_of(threads) || tasks >= 4 * threads;
@@ -501,7 +569,7 @@ impl Machine {
                     let (len, visible) = (part_len(queries.visible), queries.visible);
                     let tokens = part * len..((part + 1) * len).min(visible);
                     // A part beyond the context is empty and leaves its mark of emptiness.
-                    shared.attend(queries, tokens, &mut Scratch::new(scratch, decl), Some(partial.row_mut(0)));
+                    shared.attend(queries, tokens, scratch, partial.row_mut(0));
                 });
             });
             let width = of_run * decl.value_dim;

@@ -1,5 +1,6 @@
 //! AMX: the processor's matrix unit, which multiplies tiles of 16 rows of bf16 and sums in f32, or of 8 bits in integers.
 
+mod attention;
 mod integers;
 mod unpack;
 
@@ -50,14 +51,43 @@ impl Tiles {
 /// enable what [`Tiles`] proves.
 #[inline(always)]
 pub(crate) fn pair(low: __m512, high: __m512) -> Line {
+    woven(rounded(low, high))
+}
+
+/// 32 numbers of bf16, those of the first half before those of the second, as a line of pairs.
+#[inline(always)]
+fn woven(halves: __m512i) -> Line {
     // SAFETY: callers hold a `Tiles`.
     unsafe {
-        let words: __m512i = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
         let order = _mm512_set_epi16(
             31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17,
             1, 16, 0,
         );
-        std::mem::transmute::<__m512i, Line>(_mm512_permutexvar_epi16(order, words))
+        std::mem::transmute::<__m512i, Line>(_mm512_permutexvar_epi16(order, halves))
+    }
+}
+
+/// Two vectors rounded to bf16, the first in the lower half.
+#[inline(always)]
+fn rounded(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: callers hold a `Tiles`.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+/// 16 numbers of bf16 as floats.
+#[inline(always)]
+fn widened(x: __m256i) -> __m512 {
+    // SAFETY: callers hold a `Tiles`.
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x))) }
+}
+
+/// What rounding left over of two vectors, rounded.
+#[inline(always)]
+fn left_over(low: __m512, high: __m512, taken: __m512i) -> __m512i {
+    // SAFETY: callers hold a `Tiles`.
+    unsafe {
+        let low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(taken)));
+        rounded(low, _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64::<1>(taken))))
     }
 }
 
@@ -88,13 +118,6 @@ impl Tiles {
     }
 }
 
-/// 16 numbers of bf16 as floats.
-#[inline(always)]
-fn widened(x: __m256i) -> __m512 {
-    // SAFETY: callers hold a `Tiles`.
-    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x))) }
-}
-
 impl TileKernel for Round<'_> {
     #[inline(always)]
     fn run(self, _: Tiles) {
@@ -105,13 +128,10 @@ impl TileKernel for Round<'_> {
             // SAFETY: a `Tiles` is at hand; both loads and the stores are within the arrays.
             unsafe {
                 let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
-                let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-                _mm512_storeu_si512(out.as_mut_ptr().cast(), rounded);
+                let taken = rounded(low, high);
+                _mm512_storeu_si512(out.as_mut_ptr().cast(), taken);
                 if let Some(rest) = rest.as_mut().map(|rest| &mut rest.as_chunks_mut::<STEP>().0[place(step)]) {
-                    let low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(rounded)));
-                    let high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64::<1>(rounded)));
-                    let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-                    _mm512_storeu_si512(rest.as_mut_ptr().cast(), rounded);
+                    _mm512_storeu_si512(rest.as_mut_ptr().cast(), left_over(low, high, taken));
                 }
             }
         }
