@@ -125,3 +125,26 @@ fn reasoning_is_left_out() {
         assert_eq!(json!(ids.map(Vec::len).sum::<usize>()), shown["usage"]["completion_tokens"]);
     }
 }
+
+/// What is left out is not told by the probabilities of its tokens either.
+#[test]
+fn log_probabilities_of_reasoning_are_left_out_with_it() {
+    let source = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n{# </think> #}";
+    let host = Host::with_template(ChatTemplate::new(source).unwrap());
+    let body = json!({"messages": [{"role": "user", "content": "A fox"}], "max_tokens": 60, "temperature": 0,
+        "reasoning_budget": 12, "regex": "a hen and a fox", "logprobs": true, "top_logprobs": 1});
+    let path = "/v1/chat/completions";
+    let told = |reply: &Value| {
+        let tokens = reply["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default();
+        tokens.iter().map(|token| token["token"].as_str().unwrap()).collect::<String>()
+    };
+    let shown = host.post(path, &body).ok();
+    let message = &shown["choices"][0]["message"];
+    let (reasoning, answer) = (message["reasoning_content"].as_str().unwrap(), message["content"].as_str().unwrap());
+    assert!(told(&shown).contains(reasoning) && !reasoning.is_empty(), "{shown}");
+    let hiding = json!({"include_reasoning": false});
+    let hidden = host.post(path, &with(&body, &hiding)).ok();
+    assert_eq!(told(&hidden).trim_start_matches(['\n', ' ']).trim_start_matches("</think>").trim(), answer, "{hidden}");
+    let events = host.post(path, &with(&with(&body, &hiding), &json!({"stream": true}))).events();
+    assert_eq!(events.iter().map(|(_, data)| told(data)).collect::<String>(), told(&hidden));
+}

@@ -119,6 +119,8 @@ pub(super) struct Answering {
     tokens: Vec<u32>,
     /// How many of them were sent with a part.
     sent: usize,
+    /// Tokens with probabilities that may turn out to be of reasoning nobody is to see.
+    withheld: Vec<TokenPiece>,
     /// Tokens of the prompt whose probability was told.
     prompt_read: usize,
     /// The text so far, reasoning and calls as the model wrote them.
@@ -198,6 +200,7 @@ impl Answering {
             last_token: began,
             tokens: Vec::new(),
             sent: 0,
+            withheld: Vec::new(),
             prompt_read: 0,
             written: String::new(),
             stopped: None,
@@ -278,7 +281,11 @@ impl Answering {
     fn probabilities(&mut self, probabilities: Box<Probabilities>) {
         let before = self.tokens.last().or(self.prompt.1.last()).copied();
         let token = self.token_piece(before, probabilities);
-        self.send(Piece::Token(token));
+        if self.hides_reasoning {
+            self.withheld.push(token);
+        } else {
+            self.send(Piece::Token(token));
+        }
     }
 
     fn token_piece(&self, before: Option<u32>, probabilities: Box<Probabilities>) -> TokenPiece {
@@ -329,11 +336,29 @@ impl Answering {
 
     /// Sends parts with the tokens that were not sent yet.
     fn send_parts(&mut self, mut parts: Vec<Part>) {
-        parts.retain(|part| !(self.hides_reasoning && matches!(part, Part::Reasoning(_))));
+        if self.hides_reasoning {
+            let all = parts.len();
+            parts.retain(|part| !matches!(part, Part::Reasoning(_)));
+            if parts.len() < all {
+                // The last token may have begun what follows, too.
+                let hidden = self.withheld.len().saturating_sub(usize::from(!parts.is_empty()));
+                self.withheld.drain(..hidden);
+            }
+            if !parts.is_empty() {
+                self.release();
+            }
+        }
         for part in parts {
             let tokens = self.tokens[self.sent..].to_vec();
             self.sent = self.tokens.len();
             self.send(Piece::Part(part, tokens));
+        }
+    }
+
+    /// Sends tokens that were no reasoning.
+    fn release(&mut self) {
+        for token in std::mem::take(&mut self.withheld) {
+            self.send(Piece::Token(token));
         }
     }
 
@@ -344,6 +369,7 @@ impl Answering {
         }
         let rest = self.reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
         self.send_parts(rest);
+        self.release();
         let read = timings.cached_tokens + timings.prompt_tokens;
         self.remember(read);
         let reason = if late { "timeout" } else { finish.name() };
