@@ -345,6 +345,13 @@ fn memory_is_drawn_as_the_engine_counts_it() {
 /// What a terminal of so many columns shows while these lines are typed, each at a prompt. Without escapes.
 #[cfg(target_os = "linux")]
 fn type_in_terminal(columns: usize, lines: &[&str]) -> Option<String> {
+    let lines: Vec<String> = lines.iter().map(|line| format!("{line}\r")).collect();
+    type_keys_in_terminal(columns, &lines.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// The same of keys, each of which ends a line.
+#[cfg(target_os = "linux")]
+fn type_keys_in_terminal(columns: usize, lines: &[&str]) -> Option<String> {
     let shell = format!("stty cols {columns} rows 20; exec '{}' chat -c 512", env!("CARGO_BIN_EXE_kvas"));
     let mut command = Command::new("script");
     let folder = crate::temporary::folder();
@@ -355,12 +362,12 @@ fn type_in_terminal(columns: usize, lines: &[&str]) -> Option<String> {
     };
     let (mut keys, screen) = (terminal.stdin.take().unwrap(), terminal.stdout.take().unwrap());
     let (mut screen, mut shown) = (std::io::BufReader::new(screen), Vec::new());
-    for line in lines.iter().chain(&["/quit"]) {
+    for line in lines.iter().chain(&["/quit\r"]) {
         // What is typed before the prompt has set the terminal up is lost; this is the last of it.
         while !shown.ends_with(b"\x1b[?2004h") {
             assert!(screen.read_until(b'h', &mut shown).unwrap() > 0, "{}", String::from_utf8_lossy(&shown));
         }
-        keys.write_all(format!("{line}\r").as_bytes()).unwrap();
+        keys.write_all(line.as_bytes()).unwrap();
         screen.read_until(b'\n', &mut shown).unwrap();
     }
     screen.read_to_end(&mut shown).unwrap();
@@ -416,6 +423,19 @@ fn lines_that_are_typed_ahead_are_taken_one_by_one() {
     for said in ["top_k = 3", "top_p = 0.5", "min_p = 0.25"] {
         assert!(shown.contains(said), "no {said}: {shown}");
     }
+}
+
+/// Ctrl-C drops what is typed; only where nothing is does a second one leave.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupt_drops_the_line_that_is_typed() {
+    let interrupts = ["\x03", "/set top_k 3\x03", "\x03", "/set top_p 0.5\x03", "/set min_p 0.25\r"];
+    let Some(shown) = type_keys_in_terminal(80, &interrupts) else { return };
+    assert!(
+        shown.contains("min_p = 0.25") && !shown.contains("top_k = 3") && !shown.contains("top_p = 0.5"),
+        "{shown}"
+    );
+    assert_eq!(shown.matches("Ctrl-C again leaves").count(), 2, "{shown}");
 }
 
 fn count_before(line: &str, text: &str) -> usize {
@@ -535,7 +555,7 @@ fn the_tour_still_goes() {
     std::fs::remove_dir_all(&folder).unwrap();
     let complaints: Vec<&str> = noted.lines().filter(|line| !line.starts_with("[prompt ")).collect();
     assert!(complaints.is_empty(), "{complaints:?}");
-    assert!(noted.contains("[prompt 1 tokens"), "an answer again reads one token: {noted}");
+    assert!(noted.contains("[prompt 1 token "), "an answer again reads one token: {noted}");
     for text in
         ["Your cat is called Mango.", "your name is Joanna and your cat is called Pixie", "held ", "messages written"]
     {

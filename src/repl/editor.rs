@@ -2,7 +2,8 @@
 
 use super::command::{COMMANDS, goes_on, is_open};
 use rustyline::{
-    Context, Editor, Helper, Result,
+    Cmd, ConditionalEventHandler, Context, Editor, Event, EventContext, EventHandler, Helper, KeyEvent, RepeatCount,
+    Result,
     completion::{Completer, FilenameCompleter, Pair},
     error::ReadlineError,
     highlight::Highlighter,
@@ -14,6 +15,10 @@ use std::{
     borrow::Cow,
     io::{BufRead, ErrorKind, IsTerminal},
     path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// What the user did at the prompt.
@@ -21,8 +26,10 @@ use std::{
 pub(super) enum Typed {
     /// A whole input.
     Input(String),
-    /// Ctrl-C.
+    /// Ctrl-C where nothing was typed.
     Interrupt,
+    /// Ctrl-C where something was.
+    Dropped,
     /// Bytes that are no text.
     Garbled,
     /// The end of a pipe within an input.
@@ -83,10 +90,24 @@ impl Validator for Assistant {
     }
 }
 
+/// Notes what is typed when Ctrl-C comes: the editor tells that it came, and nothing of the line.
+struct Interrupts {
+    had_text: Arc<AtomicBool>,
+}
+
+impl ConditionalEventHandler for Interrupts {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+        self.had_text.store(!context.line().is_empty(), Ordering::Relaxed);
+        None
+    }
+}
+
 /// Reads inputs and keeps their history in a file.
 pub(super) struct Prompt {
     editor: Editor<Assistant, FileHistory>,
     history: Option<PathBuf>,
+    /// Whether there was text when Ctrl-C came last.
+    had_text: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Prompt {
@@ -105,11 +126,14 @@ impl Prompt {
             .build();
         let mut editor = Editor::with_config(config)?;
         editor.set_helper(Some(Assistant { files: FilenameCompleter::new(), colour }));
+        let had_text = Arc::new(AtomicBool::new(false));
+        let interrupts = EventHandler::Conditional(Box::new(Interrupts { had_text: had_text.clone() }));
+        editor.bind_sequence(KeyEvent::ctrl('C'), interrupts);
         if let Some(path) = &history {
             // A first start has no history yet; an unreadable one is not worth refusing to chat.
             let _ = editor.load_history(path);
         }
-        Ok(Self { editor, history })
+        Ok(Self { editor, history, had_text })
     }
 
     /// Columns of the terminal; none if it is none.
@@ -138,7 +162,9 @@ impl Prompt {
                 }
                 Ok(Typed::Input(input))
             }
-            Err(ReadlineError::Interrupted) => Ok(Typed::Interrupt),
+            Err(ReadlineError::Interrupted) => {
+                Ok(if self.had_text.swap(false, Ordering::Relaxed) { Typed::Dropped } else { Typed::Interrupt })
+            }
             // Ctrl-D ends what is empty only.
             Err(ReadlineError::Eof) => Ok(Typed::End),
             // What was read of the input is gone, what follows it is not.

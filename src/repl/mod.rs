@@ -184,6 +184,7 @@ impl Repl {
             self.width = width(&mut prompt);
             match typed {
                 Typed::End => return Ok(ExitReason::Quit),
+                Typed::Dropped => {}
                 Typed::Interrupt if interrupts > 0 => return Ok(ExitReason::Interrupted),
                 Typed::Interrupt => {
                     interrupts += 1;
@@ -271,7 +272,8 @@ impl Repl {
             Ok(answer) => {
                 print(format_args!(""))?;
                 let line = self.statistics(&answer.timings);
-                self.note(&format!("[{}{line}]", self.cut_off(&answer)));
+                let cut_off = cut_off(answer.finish, answer.timings.generated_tokens, self.chat.settings.max_tokens);
+                self.note(&format!("[{cut_off}{line}]"));
                 self.last = Some(answer.timings);
                 self.keep();
             }
@@ -279,17 +281,6 @@ impl Repl {
         }
         self.interrupted.store(false, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// Why an answer is not whole, unless it is, or as long as was asked for.
-    fn cut_off(&self, answer: &Answer) -> &'static str {
-        match answer.finish {
-            Finish::Cancelled => "stopped; ",
-            Finish::Length if answer.timings.generated_tokens < self.chat.settings.max_tokens => {
-                "cut off at the end of the context; "
-            }
-            Finish::Length | Finish::Stop => "",
-        }
     }
 
     fn statistics(&self, timings: &Timings) -> String {
@@ -469,22 +460,40 @@ fn kind(error: &ReadlineError) -> io::ErrorKind {
     if let ReadlineError::Io(error) = error { error.kind() } else { io::ErrorKind::Other }
 }
 
+/// Why an answer of so many tokens is not whole, unless it is, or as long as was asked for.
+const fn cut_off(finish: Finish, tokens: usize, most: usize) -> &'static str {
+    match finish {
+        Finish::Cancelled if tokens == 0 => {
+            "stopped before the answer, /regen goes on with it, /undo takes the question back; "
+        }
+        Finish::Cancelled => "stopped; ",
+        Finish::Length if tokens < most => "cut off at the end of the context; ",
+        Finish::Length | Finish::Stop => "",
+    }
+}
+
 /// One line about a request: tokens and speed of both halves, and what was reused.
 pub fn statistics(timings: &Timings) -> String {
     // The first token comes with the prompt; speed is that of the others.
     let later = timings.generated_tokens.saturating_sub(1);
     format!(
-        "prompt {} tokens {}, {} reused; answer {} tokens {}",
-        timings.prompt_tokens,
+        "prompt {}{}, {} reused; answer {}{}",
+        counted(timings.prompt_tokens),
         rate(timings.prompt_tokens, timings.prompt_seconds),
         timings.cached_tokens,
-        timings.generated_tokens,
+        counted(timings.generated_tokens),
         rate(later, timings.generate_seconds)
     )
 }
 
+fn counted(tokens: usize) -> String {
+    format!("{tokens} token{}", if tokens == 1 { "" } else { "s" })
+}
+
+/// The speed, where there is one.
 fn rate(tokens: usize, seconds: f64) -> String {
-    if seconds > 0.0 { format!("({:.1} tok/s)", tokens as f64 / seconds) } else { "(- tok/s)".into() }
+    let is_known = tokens > 0 && seconds > 0.0;
+    if is_known { format!(" ({:.1} tok/s)", tokens as f64 / seconds) } else { String::new() }
 }
 
 fn mebibytes(bytes: u64) -> String {
@@ -497,6 +506,27 @@ fn help() -> String {
     let mut lines: Vec<String> = COMMANDS.iter().map(line).collect();
     lines.push(String::new());
     lines.push("\"\"\" begins and ends a text of several lines; a line that ends in \\ goes on.".into());
-    lines.push("Ctrl-C stops an answer and keeps it; at the prompt, twice, it leaves.".into());
+    lines.push("Ctrl-C stops an answer and keeps it; at the prompt it drops what is typed, and leaves, twice.".into());
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_token_has_no_speed_and_no_plural() {
+        let timings = Timings { prompt_tokens: 1, prompt_seconds: 0.5, generated_tokens: 1, ..Timings::default() };
+        assert_eq!(statistics(&timings), "prompt 1 token (2.0 tok/s), 0 reused; answer 1 token");
+        let timings = Timings { cached_tokens: 9, generated_tokens: 3, generate_seconds: 0.5, ..Timings::default() };
+        assert_eq!(statistics(&timings), "prompt 0 tokens, 9 reused; answer 3 tokens (4.0 tok/s)");
+    }
+
+    #[test]
+    fn who_stops_before_the_answer_hears_how_to_go_on() {
+        assert!(cut_off(Finish::Cancelled, 0, 60).contains("/regen goes on"));
+        assert_eq!(cut_off(Finish::Cancelled, 1, 60), "stopped; ");
+        assert_eq!(cut_off(Finish::Length, 59, 60), "cut off at the end of the context; ");
+        assert_eq!([cut_off(Finish::Length, 60, 60), cut_off(Finish::Stop, 3, 60)], ["", ""]);
+    }
 }
