@@ -22,11 +22,16 @@ impl Mapping {
     /// Maps a regular file for reading. Pipes, directories and devices are refused before they are opened.
     pub(crate) fn open(path: &Path) -> Result<Mapping, GgufError> {
         let fail = |error| GgufError::Io { path: path.display().to_string(), error };
-        if !std::fs::metadata(path).map_err(fail)?.is_file() {
-            return Err(GgufError::Format {
-                path: path.display().to_string(),
-                what: "not a regular file, expected one".into(),
-            });
+        let found = std::fs::metadata(path).map_err(fail)?;
+        if !found.is_file() {
+            let what = match found.is_dir() {
+                true if path.join("config.json").is_file() => {
+                    "is the folder of a checkpoint, expected a GGUF file, as kvas convert makes one of it"
+                }
+                true => "is a folder, expected a GGUF file",
+                false => "not a regular file, expected one",
+            };
+            return Err(GgufError::Format { path: path.display().to_string(), what: what.into() });
         }
         let file = File::open(path).map_err(fail)?;
         // An empty file cannot be mapped everywhere.

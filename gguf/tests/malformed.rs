@@ -275,7 +275,11 @@ fn the_bad_files_are_judged_as_their_manifest_says() {
 #[test]
 fn only_regular_files_are_opened() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    assert!(GgufFile::open(folder).unwrap_err().to_string().contains("not a regular file"));
+    let folder_error = |folder: &Path| GgufFile::open(folder).unwrap_err().to_string();
+    assert!(folder_error(folder).ends_with("is a folder, expected a GGUF file"));
+    let checkpoint = tempfile::tempdir().unwrap();
+    std::fs::write(checkpoint.path().join("config.json"), b"{}").unwrap();
+    assert!(folder_error(checkpoint.path()).ends_with("expected a GGUF file, as kvas convert makes one of it"));
     let missing = GgufFile::open(&folder.join("no-such.gguf")).unwrap_err();
     assert!(matches!(missing, GgufError::Io { .. }) && missing.to_string().contains("no-such.gguf"));
     let empty = folder.join("empty.gguf");

@@ -34,6 +34,9 @@ fn of_folder(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         }
         other.is_none()
     });
+    if files.is_empty() && folder.join("config.json").is_file() {
+        bail!("{}: a checkpoint, expected models that end in .gguf, as kvas convert makes one of it", folder.display());
+    }
     if files.is_empty() {
         bail!("{}: no model ends in .gguf, expected one", folder.display());
     }
@@ -117,6 +120,15 @@ mod tests {
         let names: Vec<String> =
             named(folder.path().to_str().unwrap()).unwrap().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["b", "broken", "model"]);
+    }
+
+    #[test]
+    fn a_folder_without_models_is_told_apart_from_a_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = || named(folder.path().to_str().unwrap()).unwrap_err().to_string();
+        assert!(error().ends_with("no model ends in .gguf, expected one"), "{}", error());
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        assert!(error().ends_with("as kvas convert makes one of it"), "{}", error());
     }
 
     #[test]
