@@ -340,4 +340,11 @@ fn files_of_ollama_are_read_for_their_text() {
         logits(&model, Box::new(Cpu::new(1)), limits(64, Replay::new(0, 1), KvType::F32), &ids)
     });
     assert_eq!(found, expected);
+    // Who runs it hears what it cannot do.
+    let args = ["run", "-m", out.to_str().unwrap(), "--ids", "1,2", "-n", "1"];
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_kvas")).args(args).output().unwrap();
+    let noted = String::from_utf8(output.stderr).unwrap();
+    let expected =
+        ": left out, since the language model does not need it: v.blk.0.attn_qkv.weight and 2 other tensors\n";
+    assert!(output.status.success() && noted.contains(expected), "{noted}");
 }

@@ -1,6 +1,6 @@
 //! `kvas convert`: a Hugging Face checkpoint to GGUF.
 
-use super::{Stdout, note, output, progress, quantize::note_unfit};
+use super::{Stdout, note, output, progress, quantize::note_unfit, some_of};
 use clap::Args;
 use kvas::text::Tokenizer;
 use kvas_gguf::Quant;
@@ -145,13 +145,11 @@ fn split_size(text: &str) -> Result<u64, String> {
 
 fn summarise(report: &ConvertReport) {
     let ConvertReport { plan, parameters, files, .. } = report;
-    if let [first, others @ ..] = plan.ignored.as_slice() {
-        let more = if others.is_empty() { String::new() } else { format!(" and {} other tensors", others.len()) };
-        note(format_args!("left out, since the language model does not need it: {first}{more}"));
+    if let Some(names) = some_of(&plan.ignored) {
+        note(format_args!("left out, since the language model does not need it: {names}"));
     }
-    if let [first, others @ ..] = plan.changed.as_slice() {
-        let more = if others.is_empty() { String::new() } else { format!(" and {} other tensors", others.len()) };
-        note(format_args!("changed by adapters: {first}{more}"));
+    if let Some(names) = some_of(&plan.changed) {
+        note(format_args!("changed by adapters: {names}"));
     }
     note_unfit(plan.tensors.iter().filter(|tensor| !tensor.fits).map(|tensor| tensor.quant));
     let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();

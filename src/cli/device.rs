@@ -2,7 +2,7 @@
 
 use super::{
     flags::{ComputeFlags, Device, ModelFlags, REPLAY_WINDOW, cores},
-    note,
+    note, some_of,
 };
 use anyhow::{Context, anyhow};
 use kvas::{
@@ -405,6 +405,9 @@ pub(super) fn prepare_planned(
         note(format_args!(
             "{file}: context of at most {window} tokens, its sliding window: more would not be as it was trained"
         ));
+    }
+    if let Some(names) = some_of(&weights::left_out(&model.file)) {
+        note(format_args!("{file}: left out, since the language model does not need it: {names}"));
     }
     for clamp in &plan.clamps {
         match clamp {

@@ -173,3 +173,14 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         Command::Man(command) => command.run(),
     }
 }
+
+/// The first of these tensors and how many others there are; nothing of none.
+fn some_of<T: AsRef<str>>(names: &[T]) -> Option<String> {
+    let (first, others) = names.split_first()?;
+    let others = match others.len() {
+        0 => String::new(),
+        1 => " and 1 other tensor".into(),
+        count => format!(" and {count} other tensors"),
+    };
+    Some(format!("{}{others}", first.as_ref()))
+}

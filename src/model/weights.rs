@@ -29,8 +29,7 @@ pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), 
         }
     }
     // Every rotating layer shares the factors; a file may have them without such a layer.
-    let is_beside = |name: &str| BESIDE_TEXT.iter().any(|start| name.starts_with(start));
-    let is_known = |name: &str| used.contains(name) || name == "rope_freqs.weight" || is_beside(name);
+    let is_known = |name: &str| used.contains(name) || name == "rope_freqs.weight" || is_beside_text(name);
     match file.tensors().iter().find(|info| !is_known(&info.name)) {
         Some(info) => Err(GgufError::Tensor { name: info.name.clone(), what: unused(&info.name, spec, file) }.into()),
         None => Ok(()),
@@ -39,6 +38,15 @@ pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), 
 
 /// How tensors begin that are for images, sounds and drafts where a file has all of a model, as Ollama makes them.
 const BESIDE_TEXT: [&str; 4] = ["v.", "mm.", "a.", "mtp."];
+
+fn is_beside_text(name: &str) -> bool {
+    BESIDE_TEXT.iter().any(|start| name.starts_with(start))
+}
+
+/// The tensors of a file that no layer of a model of text reads.
+pub fn left_out(file: &GgufFile) -> Vec<&str> {
+    file.tensors().iter().map(|info| info.name.as_str()).filter(|name| is_beside_text(name)).collect()
+}
 
 /// What kvas calls a tensor of a file that has another name for it: Ollama leaves out what follows that of the biases of time
 /// steps.
