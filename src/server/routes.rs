@@ -5,7 +5,7 @@ use axum::{
     Router,
     extract::DefaultBodyLimit,
     middleware,
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use std::sync::Arc;
 use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
@@ -103,6 +103,10 @@ fn ollama_routes() -> Router<Arc<Server>> {
         .route("/api/tags", get(ollama::tags))
         .route("/api/show", post(ollama::show))
         .route("/api/pull", post(ollama::pull))
+        .route("/api/create", post(ollama::unchanged))
+        .route("/api/copy", post(ollama::unchanged))
+        .route("/api/delete", delete(ollama::unchanged))
+        .route("/api/push", post(ollama::unchanged))
         .route("/api/ps", get(ollama::running))
         .route("/api/version", get(ollama::version))
 }

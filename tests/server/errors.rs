@@ -403,7 +403,7 @@ fn the_code_of_an_error_is_a_word() {
 #[test]
 fn what_is_not_there_is_said_in_the_form_of_the_api() {
     let host = Host::shared();
-    for path in ["/nowhere", "/v1/nowhere", "/v1/messages/batches", "/api/push"] {
+    for path in ["/nowhere", "/v1/nowhere", "/v1/messages/batches", "/api/blobs"] {
         let reply = host.get(path);
         assert_eq!(reply.status, 404, "{path}");
         message(path, &reply.json());

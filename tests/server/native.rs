@@ -106,6 +106,13 @@ fn what_there_is_none_of_is_said() {
         let refused = host.post(path, &json!({"query": "fox", "documents": ["hen"]}));
         assert!(refused.status == 400 && refused.text().contains("/v1/embeddings"), "{path}: {}", refused.text());
     }
+    for (method, path) in
+        [("POST", "/api/create"), ("POST", "/api/copy"), ("DELETE", "/api/delete"), ("POST", "/api/push")]
+    {
+        let refused = host.send(method, path, &[], r#"{"model": "tiny"}"#);
+        assert_eq!(refused.status, 400, "{path}: {}", refused.text());
+        assert!(refused.json()["error"].as_str().unwrap().contains("expected other ones in serve -m"), "{path}");
+    }
     assert_eq!(host.get("/lora-adapters").ok(), json!([]));
     assert_eq!(host.post("/lora-adapters", &json!([])).ok(), json!({"success": true}));
     let refused = host.post("/lora-adapters", &json!([{"id": 0, "scale": 1.0}]));

@@ -9,7 +9,7 @@ mod request;
 mod tests;
 
 pub use embed::{embed, embeddings};
-pub use models::{pull, running, show, tags, version};
+pub use models::{pull, running, show, tags, unchanged, version};
 pub use reply::error_body;
 pub use request::{chat_turn, generate_turn};
 

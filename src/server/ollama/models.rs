@@ -96,6 +96,11 @@ pub async fn pull(State(server): State<Arc<Server>>, Body(body): Body) -> Result
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }
 
+/// `/api/create`, `/api/copy`, `/api/delete` and `/api/push`: which models there are is said where the server is started.
+pub async fn unchanged() -> ApiError {
+    ApiError::bad("this server makes, copies, deletes and pushes no models, expected other ones in serve -m")
+}
+
 /// `/api/show`: one model.
 pub async fn show(State(server): State<Arc<Server>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
     let served = super::model(&server, &Fields::of(&body)?).await?;
