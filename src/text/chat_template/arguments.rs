@@ -161,7 +161,7 @@ pub(super) fn in_places(args: &[Value], parameters: &[&str]) -> Result<Vec<Value
 }
 
 /// As MarkupSafe does.
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
         match char {

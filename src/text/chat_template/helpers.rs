@@ -1,7 +1,9 @@
-//! Functions and filters of Jinja that few templates use and the engine lacks: `cycler`, `joiner`, `center`, `striptags`
-//! and `filesizeformat`.
+//! Functions and filters of Jinja that few templates use and the engine lacks: `cycler`, `joiner`, `center`, `striptags`,
+//! `filesizeformat` and `xmlattr`.
 
+use super::arguments::escaped;
 use super::meter::Meter;
+use super::printing::as_python;
 use minijinja::value::{Object, ObjectRepr, Rest, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::filters;
@@ -22,6 +24,17 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     });
     environment.add_filter("striptags", filters::striptags);
     environment.add_filter("filesizeformat", |value: f64, binary: Option<bool>| size(value, binary.unwrap_or(false)));
+    environment.add_filter("random", |_: &Value| -> Result<Value, Error> {
+        let what =
+            "random: a conversation is written the same way whenever it is read, expected first, last or an index";
+        Err(Error::new(ErrorKind::InvalidOperation, what))
+    });
+    let own = meter.clone();
+    environment.add_filter("xmlattr", move |value: &Value, spaced: Option<bool>| {
+        // The longest of what stands for one byte has five.
+        own.spend(own.measure(value)?.saturating_mul(5))?;
+        attributes(value, spaced.unwrap_or(true))
+    });
     let own = meter.clone();
     environment.add_filter("center", move |value: &Value, width: Option<usize>| {
         let (text, width) = (value.to_string(), width.unwrap_or(80));
@@ -31,6 +44,25 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
         let left = missing / 2 + (missing & width & 1);
         Ok::<String, Error>([&" ".repeat(left), &text[..], &" ".repeat(missing - left)].concat())
     });
+}
+
+/// The items of a mapping that have a value, as attributes of XML.
+fn attributes(value: &Value, is_spaced: bool) -> Result<String, Error> {
+    let mut all = Vec::new();
+    for key in value.try_iter()? {
+        let item = value.get_item(&key)?;
+        if item.is_none() || item.is_undefined() {
+            continue;
+        }
+        let name = key.to_string();
+        if name.contains(|c: char| c.is_ascii_whitespace() || c == '\u{b}' || "/>=".contains(c)) {
+            let what = format!("xmlattr: {name:?}, expected a name without white space, /, > and =");
+            return Err(Error::new(ErrorKind::InvalidOperation, what));
+        }
+        all.push(format!("{}=\"{}\"", escaped(&name), escaped(&as_python(&item).to_string())));
+    }
+    let attributes = all.join(" ");
+    Ok(if is_spaced && !attributes.is_empty() { format!(" {attributes}") } else { attributes })
 }
 
 /// Gives its items in turn.

@@ -21,6 +21,10 @@ pub(super) const MACRO: &str = "macro!";
 pub(super) const NUMBERS: &str = "numbers!";
 pub(super) const METHOD: &str = "method!";
 pub(super) const ITEM: &str = "item!";
+/// A loop with an `else` begins, one of its iterations is through, and whether none of them was, where it ends.
+pub(super) const BEGUN: &str = "begun!";
+pub(super) const THROUGH: &str = "through!";
+pub(super) const UNDONE: &str = "undone!";
 
 /// Values nested deeper are refused: dropping, comparing and printing them recurses.
 const DEPTH: usize = 200;
@@ -44,6 +48,8 @@ pub(super) struct Meter {
     items: usize,
     deadline: Instant,
     failure: Mutex<Option<Failure>>,
+    /// Of the loops with an `else` that have begun and not ended, whether no iteration is through.
+    loops: Mutex<Vec<bool>>,
 }
 
 /// Why a rendering was stopped by the meter or by the template itself.
@@ -64,6 +70,7 @@ impl Meter {
             items: ITEMS.saturating_add(input_bytes),
             deadline: Instant::now() + TIME.saturating_add(time),
             failure: Mutex::new(None),
+            loops: Mutex::new(Vec::new()),
         }
     }
 
@@ -137,6 +144,10 @@ impl Meter {
             }
         }
         Ok(bytes)
+    }
+
+    fn loops<T: Into<Value>>(&self, change: impl FnOnce(&mut Vec<bool>) -> T) -> Value {
+        change(&mut self.loops.lock().unwrap_or_else(PoisonError::into_inner)).into()
     }
 
     /// Before `+`, `~` and `*`: pays for the result and gives the operands back, the right one first.
@@ -225,6 +236,9 @@ impl Object for Guard {
                 let [left, right] = numbers(left, right);
                 Ok(Value::from(vec![right, left]))
             }
+            (BEGUN, []) => Ok(meter.loops(|loops| loops.push(true))),
+            (THROUGH, []) => Ok(meter.loops(|loops| loops.last_mut().into_iter().for_each(|undone| *undone = false))),
+            (UNDONE, []) => Ok(meter.loops(Vec::pop)),
             (METHOD, [value, name]) => Ok(methods::behind_point(value, name)),
             (ITEM, [value, name]) => Ok(Value::from(vec![name.clone(), methods::in_brackets(value, name)])),
             (MACRO, [value]) => variadic::wrapped(value),
@@ -241,7 +255,7 @@ impl Object for Guard {
 
 /// Makes the guards known, and has everything that is written counted.
 pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
-    for name in [GROW, ITER, BUILT, OWNED, MADE, CONCAT, MACRO, NUMBERS, METHOD, ITEM] {
+    for name in [GROW, ITER, BUILT, OWNED, MADE, CONCAT, MACRO, NUMBERS, METHOD, ITEM, BEGUN, THROUGH, UNDONE] {
         environment.add_global(name, Value::from_object(Guard { name, meter: meter.clone() }));
     }
     environment.add_global(ONE, 1);

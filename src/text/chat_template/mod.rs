@@ -20,6 +20,7 @@ mod spelling;
 mod tests;
 mod variadic;
 mod words;
+mod wrapping;
 
 use super::TextError;
 use kvas_gguf::Metadata;
@@ -123,6 +124,7 @@ impl ChatTemplate {
         python::install(&mut environment, &meter, conversation.now.clone().unwrap_or_else(jiff::Zoned::now));
         arguments::install(&mut environment, &meter);
         helpers::install(&mut environment, &meter);
+        wrapping::install(&mut environment, &meter);
         let mut prompt = String::new();
         let mut output = make_string_output(&mut prompt);
         let context = context(conversation);

@@ -281,7 +281,7 @@ fn string_method(value: &Value, method: &str, args: &[Value]) -> Result<Option<V
             let (keep, named): (Option<bool>, Kwargs) = from_args(args)?;
             let keep = keep.map_or_else(|| named.get("keepends"), |keep| Ok(Some(keep)))?;
             named.assert_all_used()?;
-            lines(text, keep.unwrap_or(false))
+            split_lines(text, keep.unwrap_or(false)).into_iter().map(Value::from).collect()
         }
         "title" => changed(args, titled(text))?,
         "casefold" => changed(args, text.to_lowercase().replace('ß', "ss"))?,
@@ -328,18 +328,18 @@ fn titled(text: &str) -> String {
 }
 
 /// The lines of a text, with what ends them if that is to be kept.
-fn lines(text: &str, keeps_ends: bool) -> Value {
+pub(super) fn split_lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     const ENDS: [char; 10] =
         ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
     let (mut lines, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find(ENDS) {
         let end = rest[at..].chars().next().map_or(at, |end| at + end.len_utf8());
         let end = if rest[at..].starts_with("\r\n") { at + 2 } else { end };
-        lines.push(Value::from(&rest[..if keeps_ends { end } else { at }]));
+        lines.push(&rest[..if keeps_ends { end } else { at }]);
         rest = &rest[end..];
     }
-    lines.extend((!rest.is_empty()).then(|| Value::from(rest)));
-    Value::from(lines)
+    lines.extend((!rest.is_empty()).then_some(rest));
+    lines
 }
 
 /// Where a text is in another, in characters; -1 or an error if it is not.

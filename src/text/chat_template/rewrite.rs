@@ -3,7 +3,7 @@
 //! The template engine limits instructions (fuel), but one instruction may double a string or walk a value that
 //! contains another a million times. A call to a guard is put before or after each such instruction.
 
-use super::meter::{BUILT, CONCAT, GROW, ITEM, ITER, MACRO, MADE, METHOD, NUMBERS, OWNED};
+use super::meter::{BEGUN, BUILT, CONCAT, GROW, ITEM, ITER, MACRO, MADE, METHOD, NUMBERS, OWNED, THROUGH, UNDONE};
 use super::methods;
 use super::remainder::REMAINDER;
 use super::slices::SLICE;
@@ -14,7 +14,7 @@ use crate::text::TextError;
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A compiled and guarded template: its instructions and those of its blocks.
 pub(super) type Compiled<'a> = (Instructions<'a>, BTreeMap<&'a str, Instructions<'a>>);
@@ -34,7 +34,8 @@ fn syntax() -> Result<SyntaxConfig, Error> {
 
 /// `source` in a form that is safe to compile: without endless chains of operators or branches, and with each product
 /// of constants left to the rendering, where its size is checked, by multiplying with a variable that is 1. Signs that change
-/// nothing, which the engine does not know, are left out, and macros have parameters for what is beyond theirs.
+/// nothing, which the engine does not know, are left out, macros have parameters for what is beyond theirs, and `true` and
+/// `false` are left to the rendering, too, where they are compared with what is more or less.
 ///
 /// # Errors
 /// `TemplateSyntax` for a chain that is too long.
@@ -45,6 +46,8 @@ pub(super) fn harden(source: &str) -> Result<String, TextError> {
     let source = &spelled(source, syntax.clone(), &format!("not {ONE}"));
     let mut hardened = String::with_capacity(source.len());
     let (mut copied, mut after_operand) = (0, false);
+    // What the last token was, for comparisons.
+    let (mut after_truth, mut after_order) = (false, false);
     let (mut operators, mut brackets, mut branches) = (0, 0_usize, 0);
     let mut macros = Macros::default();
     // Where the lexer fails the parser does too, and says what is wrong.
@@ -82,6 +85,13 @@ pub(super) fn harden(source: &str) -> Result<String, TextError> {
             hardened.push_str(ONE);
             copied = start;
         }
+        let (is_truth, is_order) = (is_truth(&token), is_order(&token));
+        if (after_truth && is_order) || (after_order && is_truth) {
+            hardened.push_str(&source[copied..start]);
+            hardened.push_str(&if is_order { format!("*{ONE}") } else { format!("{ONE}*") });
+            copied = start;
+        }
+        (after_truth, after_order) = (is_truth, is_order);
         after_operand = is_operand_end(&token);
     }
     hardened.push_str(&source[copied..]);
@@ -120,6 +130,15 @@ fn nests(token: &Token<'_>, after_operand: bool) -> bool {
     }
 }
 
+fn is_truth(token: &Token<'_>) -> bool {
+    matches!(token, Token::Ident("true" | "True" | "false" | "False"))
+}
+
+/// Whether a token compares sizes: the engine orders constants before it renders, and finds no bool among numbers.
+fn is_order(token: &Token<'_>) -> bool {
+    matches!(token, Token::Lt | Token::Lte | Token::Gt | Token::Gte)
+}
+
 #[allow(clippy::wildcard_enum_match_arm, reason = "no other token can end an operand")]
 fn is_operand_end(token: &Token<'_>) -> bool {
     match token {
@@ -146,10 +165,18 @@ fn guard<'a>(original: &Instructions<'a>, source: &'a str) -> Instructions<'a> {
     let mut guarded = Instructions::new(NAME, source);
     let mut moved = Vec::new();
     let mut at = 0;
+    let (begins, ends) = with_else(original);
     while let Some(instruction) = original.get(at) {
         let mut first = None;
         let before = at.checked_sub(1).and_then(|before| original.get(before));
-        for instruction in guard_one(instruction, before) {
+        let mut parts = guard_one(instruction, before);
+        if begins.contains(&at) {
+            parts.extend(tell(BEGUN));
+        }
+        if ends.contains(&at) {
+            parts.splice(..0, tell(THROUGH));
+        }
+        for instruction in parts {
             let position = match (original.get_span(at), original.get_line(at)) {
                 (Some(span), _) => guarded.add_with_span(instruction, span),
                 (None, Some(line)) => guarded.add_with_line(instruction, line as u16),
@@ -160,7 +187,7 @@ fn guard<'a>(original: &Instructions<'a>, source: &'a str) -> Instructions<'a> {
         moved.extend(first);
         at += 1;
     }
-    let end = guarded_len(&guarded);
+    let end = len(&guarded);
     for at in 0..end {
         let target = guarded.get_mut(at).and_then(jump_target);
         if let Some(target) = target {
@@ -170,7 +197,28 @@ fn guard<'a>(original: &Instructions<'a>, source: &'a str) -> Instructions<'a> {
     guarded
 }
 
-fn guarded_len(instructions: &Instructions<'_>) -> u32 {
+/// Tells the meter how far a loop is that has an `else`. As in Python, that is for a loop none of whose iterations came to
+/// its end, be it that there was none.
+fn tell(guard: &'static str) -> [Instruction<'static>; 2] {
+    [Instruction::CallFunction(guard, Some(0)), Instruction::DiscardTop]
+}
+
+/// Where the loops that have an `else` begin, and the jumps back at their ends.
+fn with_else(instructions: &Instructions<'_>) -> (BTreeSet<u32>, BTreeSet<u32>) {
+    let (mut begins, mut ends) = (BTreeSet::new(), BTreeSet::new());
+    for at in 0..len(instructions) {
+        // The engine's own question for an `else` is where its loop ends.
+        if let Some(Instruction::Iterate(end)) = instructions.get(at)
+            && matches!(instructions.get(*end), Some(Instruction::PushDidNotIterate))
+        {
+            begins.extend(at.checked_sub(1));
+            ends.extend(end.checked_sub(1));
+        }
+    }
+    (begins, ends)
+}
+
+fn len(instructions: &Instructions<'_>) -> u32 {
     (0..).find(|&at| instructions.get(at).is_none()).unwrap_or(0)
 }
 
@@ -196,6 +244,7 @@ fn guard_one<'a>(instruction: &Instruction<'a>, before: Option<&Instruction<'a>>
         I::GetItem if matches!(before, Some(I::LoadConst(name)) if name.as_str().is_some_and(methods::is_method)) => {
             vec![call(ITEM, 2), I::UnpackList(2), original]
         }
+        I::PushDidNotIterate => vec![call(UNDONE, 0)],
         I::BuildMacro(..) => vec![original, call(MACRO, 1)],
         I::Rem => vec![call(REMAINDER, 2), call(MADE, 1)],
         I::PushLoop(_) => vec![call(ITER, 1), original],

@@ -123,6 +123,12 @@ fn snippets_render_as_in_python() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+#[test]
+fn what_is_random_is_refused() {
+    let error = render("{{ messages[0].content }}{{ [1, 2]|random }}").unwrap_err().to_string();
+    assert!(error.contains("random: ") && error.contains("expected first, last or an index"), "{error}");
+}
+
 /// Templates that try to take all memory or all time, or to crash.
 const HOSTILE: &[&str] = &[
     "{% macro x() %}{{ x() }}{% endmacro %}{{ x() }}",
@@ -133,6 +139,7 @@ const HOSTILE: &[&str] = &[
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s * 2 %}{% endfor %}",
+    "{% set ns = namespace(s='x y') %}{% for i in range(60) %}{% set ns.s = ns.s|wordwrap(1, true, ns.s) %}{% endfor %}",
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s|replace('x', 'xx') %}{% endfor %}",
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('x', 'xx') %}{% endfor %}",
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s.join([ns.s, ns.s]) %}{% endfor %}",

@@ -20,6 +20,7 @@ VALUES = {
     "f": [1e16, 1e15, 123456789.125, 1e-4, 1e-5, 3.0, 1e22, 5e-324, 0.1, -0.0, 1.5e300],
     "n": [0, -1, 9007199254740993, 18446744073709551615],
     "s": "  Hello, World\n",
+    "w": "Some words, hyphen-ated ones, and averyveryverylongwordthatdoesnotfit in lines.\nSecond  line\n\nfourth",
     "m": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}],
 }
 
@@ -163,13 +164,59 @@ SNIPPETS = [
     r"{{ '<p>Hello  <b>you</b> &amp; me</p><!-- c --> &lt;'|striptags }} {{ 13000|filesizeformat }} {{ 1|filesizeformat }} {{ 0|filesizeformat }} {{ 1300000|filesizeformat(true) }} {{ 1e27|filesizeformat }}",
     r"{{ 'abc'.startswith('b', 1) }}{{ 'abc'.endswith('b', 0, 2) }}{{ 'abc'.startswith(('x', 'c'), -1) }}{{ 'abc'.startswith('b', 0) }}",
     r"{{ {'a': 1, 'b': 2}|reverse|list }}{{ d|reverse|first }}",
+    "{{ s.upper is defined }}{{ d.items is defined }}{{ m.append is defined }}{{ m.index is callable }}{{ s.nope is defined }}{{ 5 .upper is defined }}",
+    "{% if s.strip is defined %}{{ s.strip() }}{% endif %}{% set f = s.upper %}{{ f()|trim }}{% set g = d.get %}{{ g('l') }}{{ g('zz', 7) }}",
+    "{% set p = {'items': {'type': 'x'}, 'keys': none, 'get': ''} %}{{ p.items.type }}|{{ p.items is mapping }}|{{ p['items'].type }}|{{ p.items()|length }}|{{ p.keys is none }}{{ p['keys'] is none }}|{{ p['get'] }}|{% if p.get %}yes{% endif %}|{{ d['items'] is callable }}{{ d['items']['type'] is defined }}{{ m['count'] is defined }}",
+    "{% set ns = namespace(items=3) %}{{ ns.items }}{{ zz.items is defined }}",
+    "{{ zz.yy.items }}",
+    "{{ d.items|tojson }}",
+    "{{ d.items + 'a' }}",
+    "{% for i in d.items %}{% endfor %}",
+    "{{ '{:>10}|{:<10}|{:^9}|{:*^9}|{:.2}|{:é>4}'.format('é', '日本', 'ab', 'xyz', 'äbc', 1) }}",
+    "{{ '{!r} {!s} {!a}'.format('é', 'b', 'ü') }}{{ '{0} {}'.format(1, 2) if zz else 1 }}{{ '{0!r:>8}|{0!s:<4}|{1!r}'.format('x', [1, 'a']) }}",
+    "{{ '{:%} {:.1%} {:,} {:_} {:,.2f}'.format(0.25, 0.256, 1234567, 1234567, 1234567.891) }}",
+    "{{ '{!r} {!a}'.format('é', 'ü') }} {{ '{:05d} {:+d} {:x} {:#x} {:X} {:b} {:o} {:c}'.format(42, 42, 255, 255, 255, 5, 8, 65) }}",
+    "{{ '{:.3f} {:e} {:g} {:.3g} {:.3} {:.0f} {:5.1f}|'.format(3.14159, 12345.678, 0.0001, 1234.5, 2.5, 2.5, -1.25) }} {{ '{:g} {:G} {:.2e}'.format(1e20, 1e-7, 0) }}",
+    "{{ '{:5}|{:<5}|{:^5}|{:=+6}|{:06.1f}|{:=06}'.format(3, 3, 3, 3, -2.5, -3) }} {{ '{:d} {} {:5}|'.format(true, true, true) }}",
+    "{{ '{:>{w}}|'.format('a', w=5) }} {{ '{:{}}|'.format('a', 5) }} {{ '{{}} {{{}}}'.format(1) }} {{ '{} {}'.format(1, 2) }} {{ '{0[a]} {1[1]} {x[y]}'.format({'a': 1}, [1, 2], x={'y': 3}) }}",
+    "{{ '{0[ключ]} {1[a:b]}'.format({'ключ': 1}, {'a:b': 2}) }} {{ 'é {} [ü]'.format('ß') }} {{ '{} {} {}'.format(none, zz, 1e20) }}",
+    "{{ '{:d}'.format('x') }}",
+    "{{ '{:5}'.format([1]) }}",
+    "{{ '{} {}'.format(1) }}",
+    "{{ '{} {0}'.format(1, 2) }}",
+    "{{ '{0} {}'.format(1, 2) }}",
+    "{{ '{x}'.format(y=1) }}",
+    "{{ 'a } b'.format() }}",
+    "{{ '%10s|%-10s|%.2s|%5.1s|' % ('é', 'é', 'éa', 'ü') }}{{ '%10s|'|format('é') }}{{ '%(ключ)5s|%(b)-5d|' % {'ключ': 'é', 'b': 2} }}{{ '%(w)s'|format(w=7) }}",
+    "{{ '%*d|%r|%a|%c|%c|%.3d|%+d|% d|%05d|%-5d|%x|%X|%o|%e|%g|%%|%5.1f|%i|%d' % (5, 3, 'é', 'é', 'x', 65, 5, 5, 5, -5, 5, 255, 255, 8, 1.5, 0.1, 2.25, 3.9, true) }}",
+    "{{ '%d' % 'x' }}",
+    "{{ '%s' % (1, 2) }}",
+    "{{ '%s %s' % (1,) }}",
+    "{% for k, v in [{'n': 'B', 'v': 1}, {'n': 'b', 'v': 2}, {'n': 'a', 'v': 3}]|groupby('n') %}{{ k }}:{{ v|map(attribute='v')|join(',') }} {% endfor %}{{ [{'n': 'B'}, {'n': 'b'}]|groupby('n') }}",
+    "{% for g in [{'n': 'B'}, {'n': 'b'}, {'m': 1}]|groupby(attribute='n', default='zz', case_sensitive=true) %}{{ g.grouper }}:{{ g.list|length }}{{ g[0] }} {% endfor %}",
+    "{% for x in [1, 2] %}{% continue %}{% else %}none{% endfor %}",
+    "{% for x in [1, 2] %}{% if x == 1 %}{% continue %}{% endif %}{{ x }}{% else %}none{% endfor %}",
+    "{% for x in [1, 2] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% else %}none{% endfor %}",
+    "{% for x in [1, 2] %}{% for y in [3] %}{{ y }}{% else %}e{% endfor %}{% continue %}{% else %}none{% endfor %}",
+    "{% for x in [1] %}{% for y in [] %}{% continue %}{% else %}e{% endfor %}{% else %}none{% endfor %}",
+    "{% for x in [1, 2] %}{% break %}{% else %}none{% endfor %}{% for x in [1, 2] if x > 5 %}{{ x }}{% else %}none{% endfor %}",
+    "{% for x in [] %}{% else %}none{% endfor %}{% for x in [1] %}{% if x %}{{ x }}{% endif %}{% else %}none{% endfor %}",
+    "{{ true > 0 }}{{ true >= 1 }}{{ 0 < true }}{{ false < 1 }}{{ 1 <= False }}{{ not true > 0 }}{{ -True < 0 }}{{ 2 > true > 0 }}",
+    "{{ w|wordwrap(20) }}|{{ w|wordwrap }}|{{ w|wordwrap(10, false) }}|{{ w|wordwrap(10, true, '/') }}",
+    "{{ w|wordwrap(width=15, wrapstring='#', break_on_hyphens=false) }}|{{ ''|wordwrap(3) }}|{{ 'abc  def   ghi'|wordwrap(5) }}|{{ '  ab'|wordwrap(2) }}",
+    "{{ 'a well-known self-made-man -- or--so, they say---no 2-3 x-1 a-b-c -d'|wordwrap(4) }}|{{ '--ab---cd e-f gh-ij'|wordwrap(3, break_long_words=false) }}",
+    "{{ 'abc-defghij-klmno'|wordwrap(6) }}|{{ '---------'|wordwrap(4) }}|{{ 'é ü 日本語の文章'|wordwrap(3) }}",
+    "{{ 'a'|wordwrap(0) }}",
+    "{{ {'a': 1, 'b': none, 'c': 'x\"y<z', 'd': missing}|xmlattr }}|{{ {'a': true}|xmlattr(false) }}|{{ {}|xmlattr }}",
+    "{{ {'a b': 1}|xmlattr }}",
+    "{{ {'a>': 1}|xmlattr }}",
 ]
 
 cases = []
 for snippet in SNIPPETS:
     try:
         cases.append({"template": snippet, "text": environment.from_string(snippet).render(**VALUES)})
-    except (TemplateError, AssertionError, TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+    except (TemplateError, AssertionError, TypeError, ValueError, RuntimeError, LookupError, ZeroDivisionError) as error:
         cases.append({"template": snippet, "error": f"{type(error).__name__}: {error}"})
 with open("snippets.json", "w") as out:
     json.dump({"values": VALUES, "cases": cases}, out, ensure_ascii=True, indent=1)
