@@ -97,11 +97,11 @@ struct Attend<'a, 'b, E, const IN_TWO: bool> {
     queries: Queries<'a>,
     tokens: Range<usize>,
     scratch: &'b mut [f32],
-    totals: &'b mut [f32],
+    totals: States<'b>,
     element: PhantomData<E>,
 }
 
-/// Attends to some tokens; leaves the states of all queries, which are of one group, in `totals`.
+/// Attends to some tokens, group by group; leaves the states of all queries in `totals`.
 pub(super) fn attend<E: Element, const IN_TWO: bool>(
     (tiles, shared): (Tiles, &Shared<'_>),
     queries: Queries<'_>,
@@ -109,18 +109,25 @@ pub(super) fn attend<E: Element, const IN_TWO: bool>(
     scratch: &mut [f32],
     totals: &mut [f32],
 ) {
-    tiles.run(Attend::<E, IN_TWO> { shared, queries, tokens, scratch, totals, element: PhantomData });
+    let each = queries.rows.len() * shared.heads();
+    let mut all = States::new(totals, queries.groups.len() * each, shared.decl.value_dim);
+    for (i, group) in queries.groups.clone().enumerate() {
+        let queries = Queries { groups: group..group + 1, ..queries.clone() };
+        let (tokens, totals) = (tokens.clone(), all.of(i * each..(i + 1) * each));
+        let scratch = &mut *scratch;
+        tiles.run(Attend::<E, IN_TWO> { shared, queries, tokens, scratch, totals, element: PhantomData });
+    }
 }
 
 impl<E: Element, const IN_TWO: bool> TileKernel for Attend<'_, '_, E, IN_TWO> {
     #[inline(always)]
     fn run(self, tiles: Tiles) {
-        let Self { shared, queries, tokens, scratch, totals, .. } = self;
+        let Self { shared, queries, tokens, scratch, mut totals, .. } = self;
         let (simd, decl) = (tiles.vectors(), shared.decl);
         let (heads, count) = (shared.heads(), queries.rows.len() * shared.heads());
         let (part, scratch) = scratch.split_at_mut(QUERIES * online::size(decl.value_dim));
         let mut room = Room::new(scratch, decl);
-        let [mut totals, mut part] = [totals, part].map(|states| States::new(states, count, decl.value_dim));
+        let mut part = States::new(part, count, decl.value_dim);
         totals.clear(0..count);
         part.clear(0..count);
         room.sums.fill(0.0);
