@@ -12,6 +12,14 @@ use kvas_backend::{
 /// Keys that lie column by column: as many as the longest vector has lanes.
 pub(crate) const TILE: usize = 16;
 
+/// Whether keys of pages of so many tokens lie column by column.
+pub(crate) fn has_tiles(decl: &PagesDecl, page_size: usize) -> bool {
+    match decl.layout {
+        PageLayout::Separate => page_size.is_multiple_of(TILE),
+        PageLayout::Latent => false,
+    }
+}
+
 /// Where the elements of a row are, in bytes.
 #[derive(Clone, Copy)]
 struct Place {
@@ -64,10 +72,7 @@ impl Pages {
 
     /// Whether keys lie column by column.
     pub(crate) fn has_tiles(&self, decl: &PagesDecl) -> bool {
-        match decl.layout {
-            PageLayout::Separate => self.page_size.is_multiple_of(TILE),
-            PageLayout::Latent => false,
-        }
+        has_tiles(decl, self.page_size)
     }
 
     /// Where a token of a page has its key and value of one head.

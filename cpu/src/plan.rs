@@ -94,7 +94,7 @@ impl Plan {
         plan.page = program.page_bytes(limits.page_size, limits.kv_type);
         let quant = |weight: Weight| quants[weight.0 as usize];
         for op in &program.ops {
-            plan.scratch = plan.scratch.max(scratch(program, op, quant, tiles.is_some()));
+            plan.scratch = plan.scratch.max(scratch((program, limits), op, quant, tiles.is_some()));
             if let Some(product) = op.product(program) {
                 plan.plan_product(&product, (program, rows(product.x)), &quant, tiles.is_some());
             }
@@ -252,13 +252,12 @@ fn transposed(program: &Program, op: &Op) -> usize {
 }
 
 /// f32 scratch a thread needs for an op, where the store alone does not say.
-fn scratch(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant, has_tiles: bool) -> usize {
+fn scratch((program, limits): (&Program, &Limits), op: &Op, quant: impl Fn(Weight) -> Quant, has_tiles: bool) -> usize {
     let columns = |weight: Weight| program.weight(weight).shape[1];
     let weights = op.product(program).into_iter().flat_map(|product| product.weights());
     let product = weights.map(|weight| product::scratch(quant(weight), columns(weight))).max();
     let own = if let Op::Attention(op) = op {
-        let pages = attention::pages(program, op);
-        attention::scratch(pages).max(if has_tiles { attention::tiled_scratch(pages) } else { 0 })
+        attention::scratch(attention::pages(program, op), limits, has_tiles)
     } else if let Op::ReadMemory(op) = op {
         read_memory::scratch(program, op)
     } else if let Op::Route(op) = op {

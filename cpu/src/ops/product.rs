@@ -105,6 +105,19 @@ pub(crate) enum Finish<'a> {
     Weighted(&'a [f32]),
 }
 
+impl Finish<'_> {
+    /// What all products of an entry are multiplied by.
+    pub(super) fn factor(&self, entry: usize) -> f32 {
+        match self {
+            Self::Linear(Linear { gate, scale, .. }) => {
+                gate.map_or(*scale, |gate| scale / (1.0 + (-gate[entry]).exp()))
+            }
+            Self::Gated(_) => 1.0,
+            Self::Weighted(weights) => weights[entry],
+        }
+    }
+}
+
 /// `out = [out +] scale * sigmoid(gate[entry]) * activation(y + bias)`
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Linear<'a> {
@@ -392,32 +405,32 @@ impl Kernel for FinishBlock<'_, '_> {
             let entry = entries.order.map_or(entry, |order| order[entry] as usize);
             let part = i * width..i * width + count;
             let out = &mut out.row_mut(entry / entries.per_output)[at..at + count];
-            finish_row(simd, (finish, entry, column), &mut y[part.clone()], &other[part], out);
+            finish_row(simd, (finish, finish.factor(entry), column), &mut y[part.clone()], &other[part], out);
         }
     }
 }
 
-/// The products `y` of one entry, and those of the other matrix, from column `column` of the output on.
+/// The products `y` of an entry with this factor, and those of the other matrix, from column `column` of the output on.
 #[inline(always)]
 pub(super) fn finish_row<S: Simd>(
     simd: S,
-    (finish, entry, column): (Finish<'_>, usize, usize),
+    (finish, factor, column): (Finish<'_>, f32, usize),
     y: &mut [f32],
     other: &[f32],
     out: &mut [f32],
 ) {
     match finish {
         Finish::Gated(activation) => math::gated(simd, activation, y, other, out),
-        Finish::Weighted(weights) => math::add_scaled(simd, out, weights[entry], y),
-        Finish::Linear(Linear { bias, activation, gate, scale, accumulate }) => {
+        Finish::Weighted(_) => math::add_scaled(simd, out, factor, y),
+        Finish::Linear(Linear { bias, activation, accumulate, .. }) => {
             if let Some(bias) = bias {
                 math::add(simd, y, &bias[column..column + out.len()]);
             }
             if let Some(activation) = activation {
                 math::activate_in_place(simd, activation, y);
             }
-            if gate.is_some() || scale != 1.0 {
-                math::scale(simd, y, gate.map_or(scale, |gate| scale / (1.0 + (-gate[entry]).exp())));
+            if factor != 1.0 {
+                math::scale(simd, y, factor);
             }
             if accumulate { math::add(simd, out, y) } else { out.copy_from_slice(y) }
         }

@@ -115,12 +115,13 @@ impl Kernel for FinishTiles<'_, '_> {
         for (i, entry) in entries.block.enumerate() {
             let entry = entries.order.map_or(entry, |order| order[entry] as usize);
             let row = &mut out.row_mut(entry / entries.per_output)[at..at + count];
+            let factor = finish.factor(entry);
             for (panel, out) in row.chunks_mut(ROWS).enumerate() {
                 let tile = i / SIDE;
                 let first = block(panel, tile) + (tile % 2 * 2 + panel % 2) * SIDE * SIDE + i % SIDE * ROWS;
                 let sums = first..first + out.len();
                 let column = column + panel * ROWS;
-                finish_row(simd, (finish, entry, column), &mut y[sums.clone()], &other[sums], out);
+                finish_row(simd, (finish, factor, column), &mut y[sums.clone()], &other[sums], out);
             }
         }
     }

@@ -30,7 +30,6 @@ use online::{Finish, Merge, States};
 pub(crate) use segments::scratch as segments_scratch;
 pub(crate) use slake::scratch as eviction_scratch;
 use std::{marker::PhantomData, ops::Range};
-pub(crate) use tiled::scratch as tiled_scratch;
 
 /// Tokens whose scores are computed before the running maximum moves.
 const BLOCK: usize = tiles::TOKENS;
@@ -92,10 +91,11 @@ fn runs_to_share(threads: usize) -> usize {
     2 * threads
 }
 
-/// Floats of scratch a thread needs.
-pub(crate) fn scratch(decl: &PagesDecl) -> usize {
+/// Floats of scratch a thread needs, with a matrix unit or without.
+pub(crate) fn scratch(decl: &PagesDecl, limits: &Limits, has_unit: bool) -> usize {
+    let by_unit = if has_unit && tiled::serves(decl, limits) { tiled::scratch(decl) } else { 0 };
     let rooms = BLOCK * (decl.key_dim + decl.value_dim) + QUERIES * (decl.key_dim + BLOCK + LINE + 1);
-    LINE + rooms + 2 * QUERIES * online::size(decl.value_dim)
+    by_unit.max(LINE + rooms + 2 * QUERIES * online::size(decl.value_dim))
 }
 
 /// Floats of a cache line.
@@ -522,6 +522,7 @@ impl Machine {
         let (rows, columns) = (self.rows(op.out), self.columns(op.out));
         let mut out = self.take(op.out);
         self.ask(op);
+        let unit = self.proof.tiles().filter(|_| tiled::serves(pages(&self.program, op), &self.limits));
         let Self {
             proof, pool, step, program, acts, pages: arena, memory, partials, scratch, rows_by_way: ways, ..
         } = self;
@@ -532,7 +533,7 @@ impl Machine {
             decl,
             pages: arena,
             has_tiles: arena.has_tiles(decl),
-            by_unit: proof.tiles().filter(|_| tiled::serves(decl, arena)).map(|tiles| (tiles, ways.of(Rows::Step))),
+            by_unit: unit.map(|tiles| (tiles, ways.of(Rows::Step))),
             step,
             ordinal: program.page_ordinal(op.store),
             eviction_state: memory[op.store.0 as usize].eviction_state(),

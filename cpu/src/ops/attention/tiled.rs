@@ -8,14 +8,14 @@ use super::{
     online::{self, States},
 };
 use crate::{
-    pages::{Pages, TILE},
+    pages::{TILE, has_tiles},
     simd::{
         dense::Element,
         tiles::{Line, MultiplyParts, Open, PAIR, PairRows, Round, SIDE, SQUARE, STEP, Soften, TileKernel, Tiles},
     },
     tiled::TILE as VALUES,
 };
-use kvas_backend::{KvType, store::PagesDecl};
+use kvas_backend::{KvType, Limits, store::PagesDecl};
 use std::{marker::PhantomData, ops::Range};
 
 /// Queries that share a pass over keys and values: making lines of those takes as long as some hundred queries.
@@ -24,9 +24,9 @@ pub(super) const QUERIES: usize = 256;
 const PER_PANEL: usize = BLOCK / 2;
 
 /// Whether the matrix unit can attend to such pages: two numbers of bf16 are less than one of f32.
-pub(super) fn serves(decl: &PagesDecl, pages: &Pages) -> bool {
+pub(super) fn serves(decl: &PagesDecl, limits: &Limits) -> bool {
     let is_whole = decl.value_dim.is_multiple_of(SIDE) && decl.key_dim.is_multiple_of(2);
-    is_whole && pages.kv_type() != KvType::F32 && pages.has_tiles(decl)
+    is_whole && limits.kv_type != KvType::F32 && has_tiles(decl, limits.page_size)
 }
 
 /// The dimensions of keys and of values, filled up to whole steps and pairs of panels.
@@ -35,7 +35,7 @@ fn padded(decl: &PagesDecl) -> [usize; 2] {
 }
 
 /// Floats of scratch a thread needs.
-pub(crate) fn scratch(decl: &PagesDecl) -> usize {
+pub(super) fn scratch(decl: &PagesDecl) -> usize {
     let [keys, values] = padded(decl);
     let lines = BLOCK * (keys + values);
     let queries = QUERIES * (decl.key_dim + keys + 2 * BLOCK + values + LINE);
