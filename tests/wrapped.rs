@@ -102,6 +102,10 @@ impl Backend for Wrapped {
         self.device.until_fold(slot)
     }
 
+    fn grain(&self) -> usize {
+        self.device.grain()
+    }
+
     fn runs_behind(&self) -> bool {
         self.runs_behind
     }

@@ -31,7 +31,7 @@ pub use reference::Reference;
 pub use remembered::{Remembered, RememberedParts, SequenceLengths};
 pub use rope::Rope;
 pub use split::{Placement, Split, arena_pages};
-pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
+pub use step::{CHUNK, MOST_GRAIN, Outputs, Page, Slot, Span, Step};
 pub use store::{KvType, Limits, Replay, StateType, StoreDecl};
 pub use top_k::{TopK, TopKFound};
 pub use weights::{Factors, WeightData, WeightSource};
@@ -164,6 +164,12 @@ pub trait Backend: Send {
     /// (ALGORITHMS 2.9). Of several devices each has its own.
     fn ring_type(&self) -> StateType {
         StateType::F32
+    }
+
+    /// Rows at whose multiples, counted from where a span begins, the prepared program can be cut into spans and gives the same
+    /// bits: a multiple of [`CHUNK`], at most [`MOST_GRAIN`], of which steps have at least two or none at all.
+    fn grain(&self) -> usize {
+        CHUNK
     }
 
     /// Whether [`Backend::run`] returns before the step is computed, so that others can be told of the one before meanwhile.

@@ -2,8 +2,8 @@
 //! activations go from one to the other where ops need them. The same results as on one device that computes alike.
 
 use crate::{
-    Act, Backend, Bytes, DeviceError, Eviction, Holding, Limits, Op, Page, Preference, Program, Rows, Slot, Step,
-    Store, StoreDecl, TopK, TopKFound, Weight, WeightData, WeightDecl, WeightSource, op,
+    Act, Backend, Bytes, CHUNK, DeviceError, Eviction, Holding, Limits, Op, Page, Preference, Program, Rows, Slot,
+    Step, Store, StoreDecl, TopK, TopKFound, Weight, WeightData, WeightDecl, WeightSource, op,
     store::{ConvDecl, Decay, StateDecl},
 };
 use kvas_gguf::Quant;
@@ -295,6 +295,10 @@ impl Backend for Split {
         self.staging = Vec::with_capacity(values.max().unwrap_or(0));
         self.program = Some(program);
         Ok(())
+    }
+
+    fn grain(&self) -> usize {
+        self.devices.iter().map(|device| device.grain()).max().unwrap_or(CHUNK)
     }
 
     fn arenas(&self) -> Vec<usize> {

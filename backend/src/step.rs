@@ -1,9 +1,12 @@
 //! What changes from step to step: tokens, spans, page tables, output rows. CUDA keeps it in fixed buffers.
 
 /// Rows of a span that recurrences solve together, counted from the start of the span. A prompt that is cut at
-/// multiples of it gives the same bits however it is cut; cut elsewhere, or where its first rows stay in the ring of an
-/// empty slot ([`crate::Replay::fresh`]), it gives the same up to rounding.
+/// multiples of it, or of the backend's [`crate::Backend::grain`], gives the same bits however it is cut; cut elsewhere, or where
+/// its first rows stay in the ring of an empty slot ([`crate::Replay::fresh`]), it gives the same up to rounding.
 pub const CHUNK: usize = 16;
+
+/// The largest [`crate::Backend::grain`] there is.
+pub const MOST_GRAIN: usize = 2 * CHUNK;
 
 /// One single-layer page of the arena. Page 0 is the padding target and belongs to nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

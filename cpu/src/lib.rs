@@ -28,8 +28,8 @@ pub use plan::packs;
 pub use simd::Isa;
 
 use kvas_backend::{
-    Act, Backend, DeviceError, Eviction, Limits, Page, Position, Preference, Program, Slot, Step, Store, WeightSource,
-    op,
+    Act, Backend, CHUNK, DeviceError, Eviction, Limits, Page, Position, Preference, Program, Slot, Step, Store,
+    WeightSource, op,
 };
 use kvas_gguf::Quant;
 use machine::Machine;
@@ -120,6 +120,10 @@ impl Backend for Cpu {
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64 {
         let means = Means { threads: self.threads, tiles: self.tiles(), repacks: self.repacks };
         Plan::new(program, quants, limits, means).scratch_bytes
+    }
+
+    fn grain(&self) -> usize {
+        self.machine.as_ref().map_or(CHUNK, Machine::grain)
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {

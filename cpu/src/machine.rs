@@ -4,7 +4,7 @@ use crate::{
     arena::Arena,
     compressive_memory::CompressiveMemory,
     eviction::{EvictionState, Ranks},
-    ops::rope_store::Ropes,
+    ops::{recurrence, rope_store::Ropes},
     pages::Pages,
     plan::{Means, Plan},
     pool::Pool,
@@ -15,7 +15,8 @@ use crate::{
     weights::Matrix,
 };
 use kvas_backend::{
-    Act, Cursor, Cursors, DeviceError, Entry, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource,
+    Act, CHUNK, Cursor, Cursors, DeviceError, Entry, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight,
+    WeightSource,
     op::{self, HeadMap},
     store::{Decay, Policy, SegmentMemory, Segments},
 };
@@ -127,6 +128,16 @@ impl Machine {
             matrices,
             program,
         })
+    }
+
+    /// See [`kvas_backend::Backend::grain`].
+    pub(crate) fn grain(&self) -> usize {
+        let by_unit = |store: &StoreDecl| match store {
+            StoreDecl::State(state) => recurrence::is_tiled(state, &self.limits),
+            StoreDecl::Pages(_) | StoreDecl::Conv(_) => false,
+        };
+        let is_coarse = self.proof.tiles().is_some() && self.program.stores.iter().any(by_unit);
+        if is_coarse { recurrence::TILED_ROWS } else { CHUNK }
     }
 
     /// Columns of an activation.

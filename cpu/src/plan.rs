@@ -127,6 +127,8 @@ impl Plan {
                         }
                         Decay::Rates(_) => (0, mamba1::scratch(state)),
                     };
+                    let by_unit = tiles.is_some() && recurrence::is_tiled(state, limits);
+                    let scratch = if by_unit { scratch.max(recurrence::tiled_scratch(state)) } else { scratch };
                     plan.keys = plan.keys.max(limits.rows.saturating_mul(keys));
                     plan.scratch = plan.scratch.max(scratch);
                 }

@@ -42,10 +42,16 @@ pub(super) struct LayerwisePrefill {
 
 impl LayerwisePrefill {
     /// Rows of the next step: those that [`crate::scheduler::Scheduler`] would take of a prompt that is read alone.
-    fn rows(&self, (most, window): (u32, u32)) -> u32 {
+    fn rows(&self, (most, window, grain): (u32, u32, u32)) -> u32 {
         let (left, chunk) = (self.tokens - self.read, CHUNK as u32);
-        let whole = left.min(most) / chunk * chunk;
-        if left > most || (whole > 0 && left - whole <= window) { whole } else { left }
+        let whole = left / chunk * chunk;
+        if left > most {
+            most / grain * grain
+        } else if whole > 0 && left - whole <= window {
+            whole
+        } else {
+            left
+        }
     }
 }
 
@@ -58,8 +64,8 @@ impl Runner {
         tokens: u32,
     ) -> bool {
         let is_over = |layout: &BoundedLayers| Holdings::is_over(bound, layout, tokens);
-        // Whole chunks are cut off.
-        self.limits().rows >= CHUNK
+        // Whole grains are cut off.
+        self.limits().rows >= self.grain()
             && self.bounded_layers().as_ref().is_some_and(is_over)
             && self.backend.position(memory.slot(id)).is_some()
             && self.program().bands().len() > 1
@@ -88,7 +94,8 @@ impl Runner {
 
     /// Rows of the next step, and the page stores it writes to, by their ordinals.
     fn next_rows(&self, prefill: &LayerwisePrefill) -> (u32, Vec<usize>) {
-        let rows = prefill.rows((self.limits().rows as u32, self.limits().replay.window as u32));
+        let (most, window) = (self.limits().rows as u32, self.limits().replay.window as u32);
+        let rows = prefill.rows((most, window, self.grain() as u32));
         let stores = prefill.bands[prefill.band].stores.iter();
         (rows, stores.map(|store| self.program().page_ordinal(*store)).collect())
     }

@@ -51,7 +51,7 @@ use choose::Outcome;
 use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
 use job::{Choice, Job, PromptScoring};
-use kvas_backend::{CHUNK, DeviceError, Outputs};
+use kvas_backend::{DeviceError, Outputs};
 use layerwise::LayerwisePrefill;
 use offload::Offload;
 use pace::Pace;
@@ -143,7 +143,7 @@ impl Engine {
         if offload_cache.is_some() {
             memory.tell_evicted();
         }
-        let scheduler = Scheduler::new(runner.limits());
+        let scheduler = Scheduler::new(runner.limits()).with_grain(runner.grain());
         EngineHandle::start(Engine {
             context,
             snapshot_every,
@@ -354,7 +354,7 @@ impl Engine {
         if let Some(token) = request.prompt.iter().find(|token| **token as usize >= vocab) {
             return Err(format!("token {token} of the prompt, expected less than the vocabulary of {vocab}").into());
         }
-        let (outputs, least) = (self.runner.limits().outputs, CHUNK);
+        let (outputs, least) = (self.runner.limits().outputs, self.runner.grain());
         if request.score.is_some_and(PromptOutput::needs_all) && outputs < least {
             return Err(format!("every token is to be scored in steps of {outputs}, expected at least {least}").into());
         }

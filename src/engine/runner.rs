@@ -60,6 +60,11 @@ impl Runner {
         &self.limits
     }
 
+    /// Rows at whose multiples prompts are cut.
+    pub fn grain(&self) -> usize {
+        self.backend.grain()
+    }
+
     /// The empty memory of the device.
     pub fn memory(&self) -> Memory {
         Memory::in_arenas(&self.program, &self.limits, &self.backend.arenas())

@@ -2,7 +2,7 @@
 
 use super::plan::PlanRequest;
 use crate::model::replay_traffic::{self, Elements};
-use kvas_backend::{CHUNK, Program, Replay, StoreDecl, store::Decay};
+use kvas_backend::{MOST_GRAIN, Program, Replay, StoreDecl, store::Decay};
 
 /// Rows of a ring beyond which a longer one does not pay on account of drafts: a token looks at all of its entries (qwen3.5-4b on
 /// an H200, 128 sequences with 3 drafts each: 20007 tokens a second with 32 rows, 18730 with 64).
@@ -48,5 +48,5 @@ pub(super) fn replay(program: &Program, request: &PlanRequest) -> Replay {
         || replay_traffic::crossover(states(), elements).filter(|_| pays && replay.history > 0).unwrap_or(0);
     let fresh = request.kv_only.unwrap_or_else(crossover);
     // A prompt that is kept as inputs is read in one step, beside the others' tokens.
-    replay.with_fresh(if fresh + request.sequences + 2 * CHUNK <= request.rows { fresh } else { 0 })
+    replay.with_fresh(if fresh + request.sequences + 2 * MOST_GRAIN <= request.rows { fresh } else { 0 })
 }

@@ -69,6 +69,8 @@ pub struct Scheduler {
     window: u32,
     /// Tokens up to which a new sequence has no state, only inputs.
     fresh: u32,
+    /// Prompts are cut at multiples of it, counted from where their reading began.
+    grain: u32,
     /// Whose prompt is read layer by layer, in steps of its own.
     apart: Option<SequenceId>,
 }
@@ -77,8 +79,13 @@ impl Scheduler {
     /// A scheduler for a backend that is prepared for `limits`.
     pub fn new(limits: &Limits) -> Self {
         let Replay { window, fresh, .. } = limits.replay;
-        let (rows, outputs) = (limits.rows as u32, limits.outputs as u32);
-        Self { sequences: Vec::new(), rows, outputs, window: window as u32, fresh: fresh as u32, apart: None }
+        let (rows, outputs, grain) = (limits.rows as u32, limits.outputs as u32, CHUNK as u32);
+        Self { sequences: Vec::new(), rows, outputs, window: window as u32, fresh: fresh as u32, grain, apart: None }
+    }
+
+    /// The same for a backend of this [`kvas_backend::Backend::grain`].
+    pub fn with_grain(self, grain: usize) -> Self {
+        Self { grain: grain as u32, ..self }
     }
 
     /// Adds an open, empty sequence.
@@ -120,7 +127,7 @@ impl Scheduler {
         prompt: Vec<u32>,
         mut running: Running,
     ) -> Reuse {
-        let (committed, fresh) = (memory.committed(id) as usize, self.fresh);
+        let (committed, fresh, grain) = (memory.committed(id) as usize, self.fresh, self.grain);
         let sequence = self.get_mut(id);
         assert!(sequence.running.is_none(), "a sequence has one request at a time");
         let reuse = match running.cache {
@@ -130,9 +137,9 @@ impl Scheduler {
         running.seals.extend(every(running.seal_every, reuse.cached, prompt.len() as u32));
         // A snapshot would write the state that a short sequence does without, and save next to nothing.
         running.seals.retain(|at| *at > fresh);
-        running
-            .seals
-            .extend(reuse.branch.and_then(|at| parting(at, reuse.cached, &running.seals)).filter(|at| *at > fresh));
+        running.seals.extend(
+            reuse.branch.and_then(|at| parting(at, (reuse.cached, grain), &running.seals)).filter(|at| *at > fresh),
+        );
         running.seals.sort_unstable();
         sequence.begin(prompt, running);
         // Oldest request first: this one is now the youngest.
@@ -162,7 +169,7 @@ impl Scheduler {
         let others = decodes.len() as u32;
         // With fewer rows `cut` gives none to a prompt whose inputs are kept instead of a state: its part of a step has to end
         // beyond them.
-        let least = self.fresh.next_multiple_of(CHUNK as u32) + CHUNK as u32;
+        let least = self.fresh.next_multiple_of(self.grain) + self.grain;
         let of_prompts = if prompts.is_empty() { 0 } else { least };
         let spare = |left: u32| left.saturating_sub(others);
         let mut spare = Left { rows: spare(left.rows).saturating_sub(of_prompts), outputs: spare(left.outputs) };
@@ -174,7 +181,7 @@ impl Scheduler {
         let most = if decodes.is_empty() { left.rows } else { left.rows.min(most.max(least)) };
         left.rows = most;
         let mut spared = 0;
-        for (id, share) in share::of_prompts(&prompts, most, least) {
+        for (id, share) in share::of_prompts(&prompts, most, (least, self.grain)) {
             let rows = prompts.iter().find(|(prompt, _)| *prompt == id).map_or(0, |(_, rows)| *rows);
             let mut own = Left { rows: share + spared, outputs: left.outputs };
             self.take(memory, (id, rows), &mut own, (&mut plan, &mut refused));
@@ -254,22 +261,24 @@ impl Scheduler {
     }
 
     /// How many of the `rows` tokens of a sequence that are to be read a step with `left` rows to spare takes. A prompt
-    /// is cut at whole chunks from where its reading began, or from its last seal, and what is left of it is read
+    /// is cut at multiples of the grain from where its reading began, or from its last seal, and what its end leaves of chunks is read
     /// alone if it can be taken back, which is computed in another way: so its results do not depend on what else is
     /// in a step. Only a step too small for chunks takes what it can.
     fn cut(&self, memory: &Memory, id: SequenceId, rows: u32, left: u32) -> u32 {
-        let chunk = CHUNK as u32;
+        let (chunk, grain) = (CHUNK as u32, self.grain);
         let rows = rows.min(self.until_seal(memory, id)).min(self.until_segment(memory, id));
-        let whole = rows.min(left) / chunk * chunk;
+        let (whole, part) = (rows / chunk * chunk, left / grain * grain);
         let committed = memory.committed(id);
         let keeps_inputs = |rows: u32| committed + rows <= self.fresh;
-        if self.rows < 2 * chunk {
+        if self.rows < 2 * grain {
             rows.min(left)
-        } else if rows > left && keeps_inputs(whole) {
+        } else if rows > left && keeps_inputs(part) {
             // What is left of the step decides nothing about how the prompt is read: inputs that are kept are looked at
             // together if they come together, and one by one if they were there before.
             0
-        } else if rows > left || (whole > 0 && rows - whole <= self.window) {
+        } else if rows > left {
+            part
+        } else if whole > 0 && rows - whole <= self.window {
             whole
         } else {
             rows
@@ -341,10 +350,10 @@ impl Scheduler {
 }
 
 /// Where a prompt is remembered that others leave at `at`, of which `cached` tokens need not be read and which is cut at `seals` anyway: whole
-/// chunks behind the cut before, so that how it is read, and thereby every bit of its answer, does not depend on what others ask.
-fn parting(at: u32, cached: u32, seals: &[u32]) -> Option<u32> {
+/// grains behind the cut before, so that how it is read, and thereby every bit of its answer, does not depend on what others ask.
+fn parting(at: u32, (cached, grain): (u32, u32), seals: &[u32]) -> Option<u32> {
     let cut = seals.iter().copied().filter(|seal| (cached..=at).contains(seal)).max().unwrap_or(cached);
-    let whole = (at - cut) / CHUNK as u32 * CHUNK as u32;
+    let whole = (at - cut) / grain * grain;
     (whole > 0).then_some(cut + whole)
 }
 

@@ -1,7 +1,6 @@
 //! How the tokens of a step that prompts may have are shared among them.
 
 use crate::memory::SequenceId;
-use kvas_backend::CHUNK;
 
 /// The part of a step that the oldest prompt gets, whatever else there is to read.
 const OLDEST: u32 = 4;
@@ -9,15 +8,18 @@ const OLDEST: u32 = 4;
 /// How many of `rows` tokens each of the prompts gets, in the order they are to be taken. Prompts are given with the
 /// tokens left to read, oldest first. Short ones are read first, for they are soonest answered; but a quarter is the
 /// oldest one's, so that no prompt waits for ever. Nobody gets fewer than `least`, but for the last.
-pub(super) fn of_prompts(prompts: &[(SequenceId, u32)], rows: u32, least: u32) -> Vec<(SequenceId, u32)> {
+pub(super) fn of_prompts(
+    prompts: &[(SequenceId, u32)],
+    rows: u32,
+    (least, grain): (u32, u32),
+) -> Vec<(SequenceId, u32)> {
     let Some((oldest, _)) = prompts.first() else { return Vec::new() };
     let mut left = rows;
     let mut order: Vec<(SequenceId, u32)> = prompts.to_vec();
     order.sort_by_key(|(_, pending)| *pending);
     let mut shares = Vec::new();
     if order.len() > 1 {
-        let chunk = CHUNK as u32;
-        let guaranteed = (rows / OLDEST / chunk * chunk).max(least).min(left);
+        let guaranteed = (rows / OLDEST / grain * grain).max(least).min(left);
         left -= guaranteed;
         shares.push((*oldest, guaranteed));
         order.retain(|(id, _)| id != oldest);
@@ -40,7 +42,7 @@ mod tests {
 
     fn shares(pending: &[u32], rows: u32) -> Vec<(u32, u32)> {
         let prompts: Vec<_> = (0..).map(SequenceId).zip(pending.iter().copied()).collect();
-        of_prompts(&prompts, rows, 32).into_iter().map(|(id, share)| (id.0, share)).collect()
+        of_prompts(&prompts, rows, (32, 16)).into_iter().map(|(id, share)| (id.0, share)).collect()
     }
 
     #[test]

@@ -291,3 +291,20 @@ fn nobody_makes_room_for_a_younger_one() {
     scheduler.remove(a);
     assert_eq!(step(&mut scheduler, &mut memory, 99), [(b, 1, Some(Finish::Stop))]);
 }
+
+/// Beside somebody's next token, a prompt is read up to a multiple of what the backend computes together.
+#[test]
+fn prompts_are_cut_at_the_grain_of_the_backend() {
+    for (grain, parting, expected) in [(16, 52, [112, 88]), (32, 36, [96, 104])] {
+        let limits = limits(128, 400);
+        let (mut scheduler, mut memory) = (Scheduler::new(&limits).with_grain(grain), memory(400));
+        let [answering, asked] = [(); 2].map(|()| open(&mut scheduler, &mut memory));
+        scheduler.begin(&mut memory, (answering, 0), vec![1, 2], running(0));
+        step(&mut scheduler, &mut memory, 50);
+        scheduler.begin(&mut memory, (asked, 0), vec![3; 200], running(0));
+        let rows =
+            [(); 2].map(|()| step(&mut scheduler, &mut memory, 50).iter().find(|span| span.0 == asked).unwrap().1);
+        assert_eq!(rows, expected, "grain {grain}");
+        assert_eq!(super::parting(55, (4, grain as u32), &[]), Some(parting));
+    }
+}

@@ -38,6 +38,12 @@ impl<E: Element> TileKernel for PairRows<'_, E> {
     }
 }
 
+impl TileKernel for PairFading<'_> {
+    fn run(self, tiles: Tiles) {
+        match tiles.0 {}
+    }
+}
+
 impl TileKernel for Soften<'_> {
     fn run(self, tiles: Tiles) {
         match tiles.0 {}

@@ -52,6 +52,15 @@ pub(crate) struct PairRows<'a, E> {
     pub(crate) element: PhantomData<E>,
 }
 
+/// Lines of a square's rows, two rows each, which fade afterwards.
+pub(crate) struct PairFading<'a> {
+    /// `[2 tiles of rows][2 of columns][16, 16]`
+    pub(crate) square: &'a mut [f32],
+    pub(crate) fade: f32,
+    /// By panel of 16 columns, `[16]`: of both parts of each number, as in [`PairRows`].
+    pub(crate) out: [[&'a mut [Line]; 2]; 2],
+}
+
 /// Tokens whose scores are softened together.
 pub(crate) const TOKENS: usize = 64;
 /// Queries of two tiles.

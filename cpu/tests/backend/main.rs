@@ -211,20 +211,30 @@ fn every_recurrence_goes_on_in_a_copied_slot_and_begins_anew_in_a_cleared_one() 
 
 #[test]
 fn a_prompt_cut_at_chunks_gives_the_same_bits() {
-    for name in ["delta 2/6 40x24", "delta per channel 2/6 40x24", "mamba2 1/8 128x64", "mamba1 67x33"] {
-        for (kind, history) in [("", 0), ("", 3), ("f16 ", 0), ("f16 ", 3)] {
-            let case = case(&format!("{kind}{name} replay {history}"));
-            let whole = read_in_parts(&case, &[4 * CHUNK + 3]);
-            for parts in [[CHUNK, 3 * CHUNK + 3], [3 * CHUNK, CHUNK + 3]] {
-                assert_eq!(read_in_parts(&case, &parts), whole, "{}: {parts:?}", case.name);
+    let names = ["delta 2/6 40x24", "delta 2/4 128x128", "delta per channel 2/6 40x24", "mamba2 1/8 128x64"];
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for name in names.into_iter().chain(["mamba1 67x33"]) {
+            for (kind, history) in [("", 0), ("", 3), ("f16 ", 0), ("f16 ", 3)] {
+                let mut case = case(&format!("{kind}{name} replay {history}"));
+                case.limits.rows = 200;
+                let by_unit = isa == Isa::Amx && (name.ends_with("128x128") || name.ends_with("128x64"));
+                let grain = prepared(Cpu::with_isa(2, isa), &case).grain();
+                assert_eq!(grain, if by_unit { 2 * CHUNK } else { CHUNK }, "{} on {isa:?}", case.name);
+                let whole = read_in_parts(&case, (isa, 2), &[5 * grain + CHUNK + 3]);
+                for parts in [&[grain, 4 * grain + CHUNK + 3][..], &[3 * grain, grain, grain + CHUNK + 3]] {
+                    let found = read_in_parts(&case, (isa, 2), parts);
+                    assert!(found == whole, "{} on {isa:?}: {parts:?}", case.name);
+                }
+                let many = read_in_parts(&case, (isa, 13), &[5 * grain + CHUNK + 3]);
+                assert!(many == whole, "{} on {isa:?} with many threads", case.name);
             }
         }
     }
 }
 
 /// All outputs of a prompt that is read in parts of so many rows, and those of a row after it.
-fn read_in_parts(case: &Case, parts: &[usize]) -> Vec<f32> {
-    let mut cpu = prepared(Cpu::new(2), case);
+fn read_in_parts(case: &Case, (isa, threads): (Isa, usize), parts: &[usize]) -> Vec<f32> {
+    let mut cpu = prepared(Cpu::with_isa(threads, isa), case);
     let rows = parts.iter().sum::<usize>() + 1;
     let mut random = Random::new(8);
     let inputs: Vec<(Act, Vec<f32>)> = case

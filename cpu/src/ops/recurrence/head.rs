@@ -89,17 +89,15 @@ pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
 pub(super) struct Head<'a> {
     pub(super) decl: StateDecl,
     pub(super) rows: usize,
+    /// The first of them that is not in the state.
+    pub(super) first: usize,
     /// `[rows, key_dim]`
     pub(super) queries: &'a [f32],
     pub(super) keys: &'a [f32],
     /// `[rows, stride]`, beginning with the head's column.
     pub(super) values: (&'a [f32], usize),
-    pub(super) steps: (&'a [f32], usize),
-    /// Strength of delta writes before its sigmoid; `None`: values times step sizes are added.
-    pub(super) beta: Option<(&'a [f32], usize)>,
-    /// Weights of the head: `[decays]`, added to the step sizes; their factor; what of a value passes the state by.
-    pub(super) bias: &'a [f32],
-    pub(super) a: f32,
+    pub(super) gates: Gates<'a>,
+    /// What of a value passes the state by.
     pub(super) skip: f32,
     /// True if the state before the span is zero.
     pub(super) is_fresh: bool,
@@ -110,6 +108,50 @@ pub(super) struct Head<'a> {
     /// `[rows, value_dim]`
     pub(super) out: Tile<'a, f32>,
     pub(super) scratch: &'a mut [f32],
+}
+
+/// What decays and strengths of a head's rows are made of.
+#[derive(Clone, Copy)]
+pub(super) struct Gates<'a> {
+    /// `[rows, stride]`, beginning with the head's column.
+    pub(super) steps: (&'a [f32], usize),
+    /// Strength of delta writes before its sigmoid; `None`: values times step sizes are added.
+    pub(super) beta: Option<(&'a [f32], usize)>,
+    /// Weights of the head: `[decays]`, added to the step sizes; their factor.
+    pub(super) bias: &'a [f32],
+    pub(super) a: f32,
+}
+
+impl Gates<'_> {
+    pub(super) fn is_delta(&self) -> bool {
+        self.beta.is_some()
+    }
+
+    /// Decays (as logarithms) and strengths of some rows.
+    #[inline(always)]
+    pub(super) fn find<S: Simd>(&self, simd: S, (first, count): (usize, usize), g: &mut [f32], strengths: &mut [f32]) {
+        let decays = self.bias.len();
+        let g = &mut g[..count * decays];
+        for (t, g) in g.chunks_exact_mut(decays).enumerate() {
+            let steps = &self.steps.0[(first + t) * self.steps.1..][..decays];
+            // Plain loops: for a decay per head, there is one number a row.
+            for ((g, step), bias) in g.iter_mut().zip(steps).zip(self.bias) {
+                *g = step + bias;
+            }
+        }
+        math::softplus_in_place(simd, g);
+        if let Some((beta, stride)) = self.beta {
+            for t in 0..count {
+                strengths[t] = beta[(first + t) * stride];
+            }
+            math::sigmoid_in_place(simd, &mut strengths[..count]);
+        } else {
+            strengths[..count].copy_from_slice(g);
+        }
+        for g in g {
+            *g *= self.a;
+        }
+    }
 }
 
 /// `out[i][t] = state x[i][t]` for every row of `x[i] [_, key_dim]`. What is `beside` is fetched meanwhile.
@@ -212,9 +254,9 @@ impl Head<'_> {
         let scratch = std::mem::take(&mut self.scratch);
         let Some(mut entries) = self.ring.take() else {
             // A last chunk of one row is not worth turning the state over.
-            let last = usize::from(self.rows % CHUNK == 1);
-            if self.rows > last {
-                self.prompt::<E, S>(simd, state, self.rows - last, scratch);
+            let last = usize::from((self.rows - self.first) % CHUNK == 1);
+            if self.rows - self.first > last {
+                self.prompt::<E, S>(simd, state, self.first..self.rows - last, scratch);
             }
             if last == 1 {
                 let mut scratch = Scratch::new(scratch, &self.decl, 0);
@@ -241,7 +283,7 @@ impl Head<'_> {
         if !self.is_fresh {
             dense::fetch(simd, bytes(state), 0..dense::AHEAD);
         }
-        self.gates(simd, (first, count), b.g, b.strengths);
+        self.gates.find(simd, (first, count), b.g, b.strengths);
         let mut keys = &self.keys[first * key_dim..(first + count) * key_dim];
         let mut queries = &self.queries[first * key_dim..(first + count) * key_dim];
         if self.decl.decay == Decay::PerChannel {
@@ -260,7 +302,7 @@ impl Head<'_> {
         if self.is_fresh {
             key.fill(0.0);
             query.fill(0.0);
-        } else if self.beta.is_some() {
+        } else if self.gates.is_delta() {
             read_pairs::<E, S>(simd, (state, next), ([keys, queries], key_dim), beside, [key, query]);
         } else {
             // Two rows at a time, as above; which of them are together does not matter.
@@ -293,7 +335,7 @@ impl Head<'_> {
     fn step<E: Stored, S: Simd>(&mut self, simd: S, state: &mut [E::Bits], row: usize, b: &mut Scratch<'_>) {
         let (key_dim, value_dim) = (self.decl.key_dim, self.decl.value_dim);
         dense::fetch(simd, bytes(state), 0..dense::AHEAD);
-        self.gates(simd, (row, 1), b.g, b.strengths);
+        self.gates.find(simd, (row, 1), b.g, b.strengths);
         let key = &self.keys[row * key_dim..][..key_dim];
         let query = &self.queries[row * key_dim..][..key_dim];
         let value = &self.values.0[row * self.values.1..][..value_dim];
@@ -306,42 +348,16 @@ impl Head<'_> {
             reads = b.inputs.each_ref().map(|inputs| &inputs[..key_dim]);
             decay = (1.0, Some(&*b.faded.channels));
         }
-        let (strength, is_delta, skip) = (b.strengths[0], self.beta.is_some(), self.skip);
+        let (strength, is_delta, skip) = (b.strengths[0], self.gates.is_delta(), self.skip);
         let step = Step { key, decay, strength, own, skip };
         let out = self.out.row_mut(row);
         simd.apart(Rows::<'_, E> { step, state, next: self.next, reads, is_delta, value, out });
     }
 
-    /// Decays and strengths of a chunk.
-    #[inline(always)]
-    pub(super) fn gates<S: Simd>(&self, simd: S, (first, count): (usize, usize), g: &mut [f32], strengths: &mut [f32]) {
-        let decays = self.bias.len();
-        let g = &mut g[..count * decays];
-        for (t, g) in g.chunks_exact_mut(decays).enumerate() {
-            let steps = &self.steps.0[(first + t) * self.steps.1..][..decays];
-            // Plain loops: for a decay per head, there is one number a row.
-            for ((g, step), bias) in g.iter_mut().zip(steps).zip(self.bias) {
-                *g = step + bias;
-            }
-        }
-        math::softplus_in_place(simd, g);
-        if let Some((beta, stride)) = self.beta {
-            for t in 0..count {
-                strengths[t] = beta[(first + t) * stride];
-            }
-            math::sigmoid_in_place(simd, &mut strengths[..count]);
-        } else {
-            strengths[..count].copy_from_slice(g);
-        }
-        for g in g {
-            *g *= self.a;
-        }
-    }
-
     /// Row `t` of a chunk, row `row` of the span: what it writes, and its output.
     #[inline(always)]
     fn row<S: Simd>(&mut self, simd: S, (row, t): (usize, usize), entries: &mut Entries<'_>, b: &mut Scratch<'_>) {
-        let (key_dim, value_dim, decays) = (self.decl.key_dim, self.decl.value_dim, self.bias.len());
+        let (key_dim, value_dim, decays) = (self.decl.key_dim, self.decl.value_dim, self.gates.bias.len());
         let key = &self.keys[row * key_dim..][..key_dim];
         let query = &self.queries[row * key_dim..][..key_dim];
         let value = &self.values.0[row * self.values.1..][..value_dim];
@@ -352,7 +368,7 @@ impl Head<'_> {
         let (u, out) = (&mut *b.written, self.out.row_mut(row));
         math::scaled(simd, value, strength, u);
         math::scaled(simd, &b.read[1][part.clone()], decay, out);
-        if self.beta.is_some() {
+        if self.gates.is_delta() {
             // u = strength (v - decay S k - sum_j (k_j . k) u_j)
             math::add_scaled(simd, u, -strength * decay, &b.read[0][part]);
             let x = ([key, query], [-strength, 1.0]);

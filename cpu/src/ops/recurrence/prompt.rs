@@ -13,6 +13,7 @@ use kvas_backend::{
     CHUNK,
     store::{Decay, StateDecl},
 };
+use std::ops::Range;
 
 /// Floats of a cache line.
 const LINE: usize = 16;
@@ -125,20 +126,6 @@ impl<'a> Scratch<'a> {
         }
     }
 
-    /// Rounds the state to what it is stored in.
-    #[inline(always)]
-    fn round<E: Stored, S: Simd>(&mut self, simd: S) {
-        if E::BYTES == F32::BYTES {
-            return;
-        }
-        let mut stored = [E::Bits::zeroed(); 64];
-        for part in self.state.chunks_mut(64) {
-            let stored = &mut stored[..part.len()];
-            E::close(simd, part, stored);
-            dense::widen::<E, S>(simd, bytemuck::cast_slice(stored), part);
-        }
-    }
-
     /// What keys and the state fade by until each of the rows, where all channels fade alike. All exponents are sums of
     /// the `g` in between, at most 0.
     #[inline(always)]
@@ -210,6 +197,20 @@ impl<'a> Scratch<'a> {
     }
 }
 
+/// Rounds a state to what it is stored in.
+#[inline(always)]
+pub(super) fn round<E: Stored, S: Simd>(simd: S, state: &mut [f32]) {
+    if E::BYTES == F32::BYTES {
+        return;
+    }
+    let mut stored = [E::Bits::zeroed(); 64];
+    for part in state.chunks_mut(64) {
+        let stored = &mut stored[..part.len()];
+        E::close(simd, part, stored);
+        dense::widen::<E, S>(simd, bytemuck::cast_slice(stored), part);
+    }
+}
+
 /// `products[i][j] = x[i] . keys[j]` of `R` rows from row `t` on, with the keys up to the last of them; 0 with others.
 #[inline(always)]
 fn products_of<S: Simd, const R: usize>(
@@ -244,22 +245,22 @@ fn add<S: Simd>(
 }
 
 impl Head<'_> {
-    /// The first `rows` rows of a final span.
+    /// Rows of a final span.
     #[inline(always)]
     pub(super) fn prompt<E: Stored, S: Simd>(
         &mut self,
         simd: S,
         state: &mut [E::Bits],
-        rows: usize,
+        rows: Range<usize>,
         scratch: &mut [f32],
     ) {
         let mut room = Scratch::new(scratch, &self.decl);
         if !self.is_fresh {
             room.open::<E, S>(simd, state);
         }
-        for first in (0..rows).step_by(CHUNK) {
-            self.chunk_of_prompt(simd, (first, CHUNK.min(rows - first)), &mut room);
-            room.round::<E, S>(simd);
+        for first in rows.clone().step_by(CHUNK) {
+            self.chunk_of_prompt(simd, (first, CHUNK.min(rows.end - first)), &mut room);
+            round::<E, S>(simd, room.state);
             self.is_fresh = false;
         }
         room.close::<E, S>(simd, state);
@@ -270,7 +271,7 @@ impl Head<'_> {
         let StateDecl { key_dim, value_dim, .. } = self.decl;
         let part = first * key_dim..(first + count) * key_dim;
         let inputs = [&self.keys[part.clone()], &self.queries[part.clone()]];
-        self.gates(simd, (first, count), room.g, room.strengths);
+        self.gates.find(simd, (first, count), room.g, room.strengths);
         // Values of a head are far from each other.
         for row in first + count..self.rows.min(first + count + CHUNK) {
             dense::fetch(
@@ -283,12 +284,12 @@ impl Head<'_> {
         if is_faded {
             room.multiply_channels(simd, inputs, count);
         } else {
-            room.multiply(simd, inputs, (count, self.beta.is_some()));
+            room.multiply(simd, inputs, (count, self.gates.is_delta()));
         }
         let faded = room.inputs.each_ref().map(|inputs| &**inputs);
         let inputs = if is_faded { faded } else { inputs };
         for (number, (x, read)) in inputs.into_iter().zip(&mut room.read).enumerate() {
-            let is_read = number == 1 || self.beta.is_some();
+            let is_read = number == 1 || self.gates.is_delta();
             if is_read && !self.is_fresh {
                 let weights = Weights::in_rows(x, key_dim, key_dim);
                 add(simd, (count, Start::Zero), weights, (&*room.state, value_dim), (read, [room.stride, value_dim]));
@@ -318,7 +319,7 @@ impl Head<'_> {
             let (before, rest) = room.written.split_at_mut(t * value_dim);
             let (written, strength) = (&mut rest[..value_dim], room.strengths[t]);
             math::scaled(simd, value, strength, written);
-            if self.beta.is_none() {
+            if !self.gates.is_delta() {
                 continue;
             }
             if !self.is_fresh {
@@ -350,7 +351,7 @@ impl Head<'_> {
         for t in 0..count {
             let out = self.out.row_mut(first + t);
             out.copy_from_slice(&room.read[1][t * value_dim..(t + 1) * value_dim]);
-            if self.beta.is_none() {
+            if !self.gates.is_delta() {
                 let value = &self.values.0[(first + t) * self.values.1..][..value_dim];
                 math::add_scaled(simd, out, self.skip, value);
             }

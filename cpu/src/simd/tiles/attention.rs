@@ -1,8 +1,8 @@
 //! What attention by the matrix unit needs besides products: keys and values as lines, and scores as weights.
 
 use super::{
-    Line, MultiplyParts, Open, PAIR, PairRows, SIDE, SQUARE, STEP, Soften, TOKENS, TileKernel, Tiles, left_over,
-    rounded, woven,
+    Line, MultiplyParts, Open, PAIR, PairFading, PairRows, SIDE, SQUARE, STEP, Soften, TOKENS, TileKernel, Tiles,
+    left_over, rounded, woven,
 };
 use crate::simd::{Simd, avx512::Avx512, dense::Element, math};
 use std::arch::{asm, x86_64::*};
@@ -58,6 +58,28 @@ impl<E: Element> TileKernel for PairRows<'_, E> {
             if let Some(rest) = &mut rest {
                 rest[i] = woven(left_over(low, high, taken));
             }
+        }
+    }
+}
+
+impl TileKernel for PairFading<'_> {
+    #[inline(always)]
+    fn run(self, tiles: Tiles) {
+        let (simd, [out, rest]) = (tiles.vectors(), self.out);
+        let fade = simd.splat(self.fade);
+        assert!(self.square.len() == SQUARE && out.iter().chain(&rest).all(|lines| lines.len() == SIDE), "all lines");
+        let (pairs, _) = self.square.as_chunks_mut::<{ 2 * SIDE }>();
+        for (i, pair) in pairs.iter_mut().enumerate() {
+            // Eight pairs of rows in each tile.
+            let (panel, line) = (i / (SIDE / 2) % 2, i / SIDE * (SIDE / 2) + i % (SIDE / 2));
+            let (low, high) = pair.split_at_mut(SIDE);
+            let rows = [math::load(simd, low), math::load(simd, high)];
+            for (row, x) in [low, high].into_iter().zip(rows) {
+                math::store(simd, simd.mul(fade, x), row);
+            }
+            let taken = rounded(rows[0], rows[1]);
+            out[panel][line] = woven(taken);
+            rest[panel][line] = woven(left_over(rows[0], rows[1], taken));
         }
     }
 }
