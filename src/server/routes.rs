@@ -107,6 +107,7 @@ fn ollama_routes() -> Router<Arc<Server>> {
         .route("/api/copy", post(ollama::unchanged))
         .route("/api/delete", delete(ollama::unchanged))
         .route("/api/push", post(ollama::unchanged))
+        .route("/api/blobs/{digest}", post(ollama::unchanged).head(ollama::no_blob))
         .route("/api/ps", get(ollama::running))
         .route("/api/version", get(ollama::version))
 }

@@ -112,7 +112,7 @@ fn keys_come_from_a_file() {
     let folder = temporary.path().join("keys");
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("keys");
-    std::fs::write(&file, "\n  first \nsecond\n\n").unwrap();
+    std::fs::write(&file, "\n  first \n# old\nsecond\n#third\n\n").unwrap();
     let keys = file.to_str().unwrap();
     let server = Process::start(&["-m", MODEL, "-c", "128", "--parallel", "1", "--api-key-file", keys]);
     let address = server.address;
@@ -121,11 +121,19 @@ fn keys_come_from_a_file() {
             format!("GET /v1/models HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAuthorization: {key}\r\n\r\n");
         raw(address, &head)
     };
-    let statuses =
-        ["Bearer first", "Bearer second", "Bearer ", "Bearer third", "first", "Basic first", "Bearer first\u{e9}"]
-            .map(ask);
+    let statuses = [
+        "Bearer first",
+        "Bearer second",
+        "Bearer ",
+        "Bearer # old",
+        "Bearer #third",
+        "first",
+        "Basic first",
+        "Bearer first\u{e9}",
+    ]
+    .map(ask);
     std::fs::remove_dir_all(&folder).unwrap();
-    assert_eq!(statuses, [200, 200, 401, 401, 401, 401, 401]);
+    assert_eq!(statuses, [200, 200, 401, 401, 401, 401, 401, 401]);
 }
 
 /// What is on disk would serve whoever has any key.

@@ -158,6 +158,8 @@ fn wrong() -> Vec<Case> {
                 ("options", json!({"num_predict": -9})),
                 ("format", json!("xml")),
                 ("think", json!(3)),
+                ("think", json!(true)),
+                ("think", json!("low")),
                 ("tools", json!([{}])),
                 ("stream", json!("no")),
             ],
@@ -408,6 +410,11 @@ fn what_is_not_there_is_said_in_the_form_of_the_api() {
         assert_eq!(reply.status, 404, "{path}");
         message(path, &reply.json());
     }
+    // A client that makes models asks for their parts first, and is told when it brings one.
+    let blob = "/api/blobs/sha256:00";
+    let (asked, brought) = (host.send("HEAD", blob, &[], ""), host.send("POST", blob, &[], "GGUF"));
+    assert_eq!((asked.status, brought.status), (404, 400));
+    assert!(brought.text().contains("serve -m"), "{}", brought.text());
     for path in ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses", "/completion"] {
         let reply = host.get(path);
         assert_eq!(reply.status, 405, "{path}");

@@ -223,12 +223,22 @@ fn what_is_asked_for_in_vain_is_named() {
         ("cache_salt", json!("")),
         ("cache_salt", json!(7)),
         ("chat_template", json!("{{ messages }}")),
+        ("top_logprobs", json!(2)),
+        ("modalities", json!(["text", "audio"])),
+        ("audio", json!({"voice": "alloy", "format": "wav"})),
     ] {
         let mut body = json!({"messages": messages, "max_tokens": 1});
         body[field] = value.clone();
         let reply = Host::shared().post("/v1/chat/completions", &body);
         assert!(reply.status == 400 && reply.json()["error"]["param"] == field, "{field} {value}: {}", reply.text());
     }
+    for path in ["/apply-template", "/tokenize"] {
+        let body = json!({"messages": messages, "chat_template": "{{ messages }}"});
+        assert_eq!(Host::shared().post(path, &body).json()["error"]["param"], "chat_template", "{path}");
+    }
+    // What asks for nothing is no fault.
+    let body = json!({"messages": messages, "max_tokens": 1, "top_logprobs": 0, "modalities": ["text"], "audio": null});
+    assert_eq!(Host::shared().post("/v1/chat/completions", &body).status, 200);
     let body = json!({"prompt": "Hi", "prompt_logprobs": 1, "stream": true});
     assert_eq!(Host::shared().post("/v1/completions", &body).json()["error"]["param"], "prompt_logprobs");
     // Nothing can be said that is both.

@@ -173,11 +173,13 @@ impl Host {
 
     /// A server of one slot with this template.
     pub(crate) fn with_template(template: ChatTemplate) -> Self {
-        Self::start_with(
-            Bundled { parallel: 1, template: Some(template), bound: None },
-            (Timeouts::default(), Behind::Nothing),
-            |_, _| {},
-        )
+        Self::with_template_changed(template, |_| {})
+    }
+
+    /// The same with other settings.
+    pub(crate) fn with_template_changed(template: ChatTemplate, change: impl FnOnce(&mut Settings)) -> Self {
+        let bundled = Bundled { parallel: 1, template: Some(template), bound: None };
+        Self::start_with(bundled, (Timeouts::default(), Behind::Nothing), |settings, _| change(settings))
     }
 
     fn start_with(

@@ -144,7 +144,23 @@ fn log_probabilities_of_reasoning_are_left_out_with_it() {
     assert!(told(&shown).contains(reasoning) && !reasoning.is_empty(), "{shown}");
     let hiding = json!({"include_reasoning": false});
     let hidden = host.post(path, &with(&body, &hiding)).ok();
-    assert_eq!(told(&hidden).trim_start_matches(['\n', ' ']).trim_start_matches("</think>").trim(), answer, "{hidden}");
+    assert_eq!(told(&hidden).trim(), answer, "{hidden}");
     let events = host.post(path, &with(&with(&body, &hiding), &json!({"stream": true}))).events();
     assert_eq!(events.iter().map(|(_, data)| told(data)).collect::<String>(), told(&hidden));
+}
+
+/// Nor does the mark behind reasoning belong to what a response says after it.
+#[test]
+fn log_probabilities_of_a_response_are_of_its_text() {
+    let source = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n{# </think> #}";
+    let template = ChatTemplate::new(source).unwrap();
+    let host = Host::with_template_changed(template, |settings| settings.reasoning_budget = Some(12));
+    let format = json!({"type": "json_schema", "name": "animal", "schema": {"enum": ["a hen and a fox"]}});
+    let body = json!({"input": "A fox", "max_output_tokens": 60, "temperature": 0, "text": {"format": format},
+        "include": ["message.output_text.logprobs"]});
+    let reply = host.post("/v1/responses", &body).ok();
+    let part = &reply["output"][1]["content"][0];
+    assert_eq!((&reply["output"][0]["type"], &part["type"]), (&json!("reasoning"), &json!("output_text")), "{reply}");
+    let tokens = part["logprobs"].as_array().unwrap().iter().map(|token| token["token"].as_str().unwrap());
+    assert_eq!(tokens.collect::<String>().trim(), part["text"].as_str().unwrap().trim(), "{reply}");
 }

@@ -75,7 +75,7 @@ pub(crate) struct Serve {
     /// A key that clients must send; may be given several times
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
-    /// A file with such keys, one a line
+    /// A file with such keys, one a line; lines that begin with # are none
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Let requests begin with what was read for another key
@@ -203,9 +203,11 @@ impl Serve {
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-            keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_string));
+            // A key that is no longer one is often left there behind a #.
+            let is_key = |line: &&str| !line.is_empty() && !line.starts_with('#');
+            keys.extend(text.lines().map(str::trim).filter(is_key).map(str::to_string));
             if keys.is_empty() {
-                bail!("{}: no keys, expected one a line", path.display());
+                bail!("{}: no keys, expected one a line; lines that begin with # are none", path.display());
             }
         }
         Ok(keys)

@@ -103,6 +103,8 @@ pub(super) struct Answering {
     text: AnswerText,
     reader: Option<AnswerReader>,
     hides_reasoning: bool,
+    /// Whether what was hidden last, with the mark behind it, is all there is so far.
+    behind_reasoning: bool,
     /// The prompt, and its text if the next turn will repeat it.
     prompt: (Option<String>, Vec<u32>),
     stop_strings: Vec<String>,
@@ -189,6 +191,7 @@ impl Answering {
             text,
             reader: ask.reader,
             hides_reasoning: ask.hides_reasoning,
+            behind_reasoning: true,
             prompt: (ask.text, ask.prompt),
             stop_strings: ask.stop_strings,
             rules: ask.rules,
@@ -337,22 +340,30 @@ impl Answering {
     /// Sends parts with the tokens that were not sent yet.
     fn send_parts(&mut self, mut parts: Vec<Part>) {
         if self.hides_reasoning {
-            let all = parts.len();
-            parts.retain(|part| !matches!(part, Part::Reasoning(_)));
-            if parts.len() < all {
-                // The last token may have begun what follows, too.
-                let hidden = self.withheld.len().saturating_sub(usize::from(!parts.is_empty()));
-                self.withheld.drain(..hidden);
-            }
-            if !parts.is_empty() {
-                self.release();
-            }
+            self.hide_reasoning(&mut parts);
         }
         for part in parts {
             let tokens = self.tokens[self.sent..].to_vec();
             self.sent = self.tokens.len();
             self.send(Piece::Part(part, tokens));
         }
+    }
+
+    /// Leaves out reasoning, its tokens, and the mark behind it.
+    fn hide_reasoning(&mut self, parts: &mut Vec<Part>) {
+        let all = parts.len();
+        parts.retain(|part| !matches!(part, Part::Reasoning(_)));
+        if parts.len() < all {
+            self.behind_reasoning = true;
+            // The last token may have begun what follows, too.
+            let hidden = self.withheld.len().saturating_sub(usize::from(!parts.is_empty()));
+            self.withheld.drain(..hidden);
+        }
+        let Some(first) = parts.first() else { return };
+        if let (true, Part::Content(text)) = (std::mem::take(&mut self.behind_reasoning), first) {
+            self.withheld.drain(..TokenPiece::before(&self.withheld, text));
+        }
+        self.release();
     }
 
     /// Sends tokens that were no reasoning.

@@ -113,6 +113,21 @@ pub struct TokenPiece {
     pub probabilities: Box<Probabilities>,
 }
 
+impl TokenPiece {
+    /// How many of the first of these tokens only lead to a text: marks and white space that are no part of it. Where it is
+    /// not found, none.
+    pub fn before(tokens: &[Self], text: &str) -> usize {
+        let all: Vec<u8> = tokens.iter().flat_map(|token| token.bytes.iter().copied()).collect();
+        let mut places = all.windows(text.len().max(1));
+        let Some(begin) = places.rposition(|bytes| bytes == text.as_bytes()) else { return 0 };
+        let ends = tokens.iter().scan(0, |end, token| {
+            *end += token.bytes.len();
+            Some(*end)
+        });
+        ends.take_while(|end| *end <= begin).count()
+    }
+}
+
 /// How an answer ended.
 #[derive(Debug, Clone)]
 pub struct End {

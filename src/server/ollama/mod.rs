@@ -9,7 +9,7 @@ mod request;
 mod tests;
 
 pub use embed::{embed, embeddings};
-pub use models::{pull, running, show, tags, unchanged, version};
+pub use models::{no_blob, pull, running, show, tags, unchanged, version};
 pub use reply::error_body;
 pub use request::{chat_turn, generate_turn};
 
@@ -86,6 +86,7 @@ pub async fn generate(
 async fn begin(server: &Arc<Server>, fields: &Fields<'_>, field: Field) -> Result<(Arc<Served>, LineForm), ApiError> {
     let began = Instant::now();
     let served = model(server, fields).await?;
+    request::may_think(fields, &served)?;
     let form = LineForm::new(&served.name, field, (began, began.elapsed()));
     Ok((served, form))
 }

@@ -96,9 +96,14 @@ pub async fn pull(State(server): State<Arc<Server>>, Body(body): Body) -> Result
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }
 
-/// `/api/create`, `/api/copy`, `/api/delete` and `/api/push`: which models there are is said where the server is started.
+/// `/api/create` with its `/api/blobs`, `/api/copy`, `/api/delete` and `/api/push`: which models there are is said where the server is started.
 pub async fn unchanged() -> ApiError {
     ApiError::bad("this server makes, copies, deletes and pushes no models, expected other ones in serve -m")
+}
+
+/// Whether a part of a model that is to be made is there already.
+pub async fn no_blob() -> ApiError {
+    ApiError::not_found("there are no blobs here, expected none to be asked for")
 }
 
 /// `/api/show`: one model.

@@ -56,6 +56,16 @@ fn finish(fields: &Fields<'_>, mut turn: Turn) -> Result<Turn, ApiError> {
     Ok(turn)
 }
 
+/// `think` wants a model that thinks; one that does not may be told not to.
+pub(super) fn may_think(fields: &Fields<'_>, served: &Served) -> Result<(), ApiError> {
+    match fields.get("think") {
+        Some(think @ (Value::Bool(true) | Value::String(_))) if !served.dialect.reasons() => {
+            Err(wrong("think", think, &format!("false: {} does not support thinking", served.name)))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// `format`: `json`, or a schema.
 pub(super) fn format(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     match fields.get("format") {

@@ -66,6 +66,10 @@ pub async fn chat_completions(
 
 /// The conversation of a request.
 pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> {
+    if fields.text("chat_template")?.is_some() {
+        let what = "not of a request, expected none: the server has --chat-template-file";
+        return Err(ApiError::field("chat_template", what));
+    }
     let messages = super::messages::messages(fields)?;
     let reasoning = match fields.text("reasoning_format")? {
         None | Some("auto" | "deepseek" | "deepseek-legacy") => ReasoningMode::Split,
@@ -183,11 +187,14 @@ fn allowed_tools(fields: &Fields<'_>) -> Result<(ToolChoice, Option<Vec<String>>
 
 /// How many likeliest tokens to report: `logprobs` and `top_logprobs`.
 fn top_tokens(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
-    let top = fields.count(&["top_logprobs"], (0, options::MOST_LIKELIEST))?;
-    Ok(match fields.flag("logprobs")? {
-        Some(true) => Some(top.unwrap_or(0)),
-        Some(false) | None => None,
-    })
+    let top = fields.count(&["top_logprobs"], (0, options::MOST_LIKELIEST))?.unwrap_or(0);
+    match (fields.flag("logprobs")?.unwrap_or(false), top) {
+        (true, top) => Ok(Some(top)),
+        (false, 0) => Ok(None),
+        (false, top) => {
+            Err(ApiError::field("top_logprobs", format!("{top} without logprobs, expected logprobs: true")))
+        }
+    }
 }
 
 /// What every message of a reply repeats.

@@ -6,6 +6,7 @@ use crate::{
     sampling::TokenProbability,
     server::{
         ApiError, Fields,
+        fields::wrong,
         generate::{End, TokenPiece},
         options,
         served::Served,
@@ -70,12 +71,15 @@ impl Extras {
         })
     }
 
-    /// What a conversation says: its template writes what begins it.
+    /// What a conversation says: its template writes what begins it, and answers are text.
     pub fn of_chat(fields: &Fields<'_>) -> Result<Self, ApiError> {
         refuse(fields, NOT_HERE)?;
-        if fields.text("chat_template")?.is_some() {
-            let what = "not of a request, expected none: the server has --chat-template-file";
-            return Err(ApiError::field("chat_template", what));
+        let modalities = fields.list("modalities")?.into_iter().flatten();
+        if let Some(other) = modalities.into_iter().find(|modality| *modality != "text") {
+            return Err(wrong("modalities", other, "text: nothing is spoken here"));
+        }
+        if let Some(audio) = fields.get("audio") {
+            return Err(wrong("audio", audio, "none: nothing is spoken here"));
         }
         Self::of(fields)
     }

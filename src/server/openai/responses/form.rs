@@ -130,7 +130,8 @@ impl ResponseForm {
     /// More of a message or of thoughts.
     fn text(&mut self, kind: Kind, text: String) -> Vec<Message> {
         let mut said = Vec::new();
-        if self.open != Some(kind) {
+        let begins = self.open != Some(kind);
+        if begins {
             let item = match kind {
                 Kind::Reasoning => json!({"type": "reasoning", "id": unique("rs_"), "summary": [], "content": []}),
                 Kind::Message | Kind::Call => {
@@ -143,9 +144,13 @@ impl ResponseForm {
         }
         let mut delta = json!({"delta": text});
         let part = self.output.last_mut().map(|item| &mut item["content"][0]);
-        let tokens = std::mem::take(&mut self.said);
+        let mut tokens = std::mem::take(&mut self.said);
         let mut probabilities = Vec::new();
         if kind == Kind::Message {
+            if begins {
+                // Marks of reasoning and calls before it are no part of a message.
+                tokens.drain(..TokenPiece::before(&tokens, &text));
+            }
             let text_of = text_of(&self.served);
             probabilities.extend(tokens.iter().map(|token| log_probabilities(token, &text_of)));
             delta["logprobs"] = json!(probabilities);
