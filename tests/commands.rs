@@ -153,6 +153,12 @@ fn a_prompt_comes_from_stdin_and_fits_into_the_context() {
     let run = ["run", "--temp", "0", "-n", "4"];
     let (said, ..) = piped(&[&run[..], &["-f", "-"]].concat(), "Once upon");
     assert_eq!(said, succeeds(&[&run[..], &["-p", "Once upon"]].concat()));
+    // So it does without a flag; the end of the last line is that of the line.
+    assert_eq!(piped(&run, "Once upon\n").0, said);
+    let follows = piped(&[&run[..], &["-p", "Once", "-f", "-"]].concat(), "upon a\ntime\n").0;
+    assert_eq!(follows, succeeds(&[&run[..], &["-p", "Once\nupon a\ntime"]].concat()));
+    let (_, noted, code) = piped(&run, "");
+    assert!(code == Some(2) && noted.contains("piped to stdin") && noted.contains("Usage: kvas run"), "{noted}");
     let long = "word ".repeat(9000);
     let (said, noted, code) = piped(&[&run[..], &["-f", "-"]].concat(), &long);
     assert_eq!((said.trim(), code), ("", Some(1)));

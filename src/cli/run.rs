@@ -12,7 +12,7 @@ use super::{
     tokenize::text_of,
 };
 use anyhow::{anyhow, bail};
-use clap::Args;
+use clap::{Args, CommandFactory as _, error::ErrorKind};
 use kvas::{
     chat::{Answer, Ends, Said, Saying, answer, generated, render, sampler},
     engine::{Engine, EngineConfig, Failure, Request},
@@ -28,7 +28,8 @@ use kvas::{
 use kvas_gguf::check_output;
 use serde_json::{Value, json};
 use std::{
-    path::PathBuf,
+    io::IsTerminal as _,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -38,7 +39,7 @@ use std::{
 /// Complete a prompt: the text goes to stdout, statistics to stderr
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas run -m model.gguf -p \"Once upon a time\" -n 100\n  kvas run -m model.gguf -f prompt.txt --temp 0 --json\n  kvas run -m model.gguf --chat -p \"What is a page table?\"\n  kvas run -m model.gguf --ids 1,15043 -n 8 --temp 0\n  kvas run -m model.gguf -p \"A colour: \" --grammar 'root ::= \"red\" | \"green\"'\n  kvas run -m model.gguf --chat -p \"Who wrote Faust?\" -j '{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}}, \"required\": [\"name\"]}'\n  kvas run -m model.gguf --session story.session -p \"Once upon a time\" -n 100"
+    after_help = "Examples:\n  kvas run -m model.gguf -p \"Once upon a time\" -n 100\n  kvas run -m model.gguf -f prompt.txt --temp 0 --json\n  git diff | kvas run -m model.gguf --chat -p \"Say what this changes:\" -f -\n  kvas run -m model.gguf --chat -p \"What is a page table?\"\n  kvas run -m model.gguf --ids 1,15043 -n 8 --temp 0\n  kvas run -m model.gguf -p \"A colour: \" --grammar 'root ::= \"red\" | \"green\"'\n  kvas run -m model.gguf --chat -p \"Who wrote Faust?\" -j '{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}}, \"required\": [\"name\"]}'\n  kvas run -m model.gguf --session story.session -p \"Once upon a time\" -n 100"
 )]
 pub(crate) struct Run {
     #[command(flatten)]
@@ -81,19 +82,45 @@ pub(crate) struct Run {
 /// The end of what was generated, and of the prompt.
 const SESSION_SNAPSHOTS: usize = 2;
 
-/// Where the prompt comes from.
+/// Where the prompt comes from; without any of it, from stdin, unless that is a terminal.
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
 struct Prompt {
-    /// The prompt
+    /// The prompt; a file follows it in a new line. Without -p, -f and --ids, what is piped to stdin
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// A file with the prompt; `-` reads it from stdin
+    /// A file with the prompt, less the last line's end; `-` reads it from stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// The prompt as token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "file"])]
     ids: Option<Vec<u32>>,
+}
+
+impl Prompt {
+    /// The text; none if nobody says it.
+    fn text(&self) -> anyhow::Result<Option<String>> {
+        let file = |path: &Path| {
+            let text = text_of(path)?;
+            let end = text.strip_suffix('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
+            anyhow::Ok(end.unwrap_or(&text).to_string())
+        };
+        Ok(match (&self.prompt, &self.file) {
+            (Some(text), None) => Some(text.clone()),
+            (Some(text), Some(path)) => Some(format!("{text}\n{}", file(path)?)),
+            (None, Some(path)) => Some(file(path)?),
+            (None, None) if std::io::stdin().is_terminal() => None,
+            (None, None) => Some(file(Path::new("-"))?).filter(|text| !text.is_empty()),
+        })
+    }
+}
+
+/// Said where there is no prompt.
+fn no_prompt() -> clap::Error {
+    let mut cli = super::Cli::command();
+    cli.build();
+    let what = "no prompt, expected -p, -f or --ids, or a text that is piped to stdin";
+    let of = cli.find_subcommand_mut("run").map(|run| run.error(ErrorKind::MissingRequiredArgument, what));
+    of.unwrap_or_else(|| clap::Error::raw(ErrorKind::MissingRequiredArgument, what))
 }
 
 /// A message as a prompt.
@@ -110,7 +137,7 @@ impl Rendered {
 }
 
 impl Run {
-    pub(crate) fn run(self) -> anyhow::Result<u8> {
+    pub(crate) fn run(mut self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
         self.session.iter().try_for_each(|path| check_output(path))?;
         self.drafts.check(self.policy.kind())?;
@@ -121,6 +148,10 @@ impl Run {
         // As it is when it is read: what others write meanwhile is not replaced.
         let claim = self.session.as_deref().map(VersionGuard::new);
         let known = self.known(&id)?;
+        if self.prompt.ids.is_none() {
+            let Some(text) = self.prompt.text()? else { return super::tell(&no_prompt()) };
+            self.prompt = Prompt { prompt: Some(text), file: None, ids: None };
+        }
         let tokens = known.as_ref().map_or(&[][..], |session| session.tokens());
         let (ids, rendered) = self.prompt_ids(&model, tokens)?;
         let prompt = [tokens, &ids].concat();
@@ -226,14 +257,12 @@ impl Run {
         if !self.chat && is_told {
             bail!("--chat-template-file, --chat-template-kwargs and --reasoning-budget, expected --chat as well");
         }
-        let text = match (&self.prompt.prompt, &self.prompt.file, &self.prompt.ids) {
-            (Some(text), _, _) => text.clone(),
-            (_, Some(path), _) => text_of(path)?,
-            (_, _, Some(ids)) if self.chat => {
+        let text = match (&self.prompt.ids, &self.prompt.prompt) {
+            (Some(ids), _) if self.chat => {
                 bail!("--chat renders text, expected -p or -f and not --ids ({})", ids.len())
             }
-            (_, _, Some(ids)) => return Ok((ids.clone(), None)),
-            (None, None, None) => bail!("expected one of -p, -f and --ids"),
+            (Some(ids), _) => return Ok((ids.clone(), None)),
+            (None, text) => text.clone().unwrap_or_default(),
         };
         if !self.chat {
             let ids = match known.last() {
