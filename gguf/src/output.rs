@@ -3,7 +3,7 @@
 use crate::GgufError;
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -201,9 +201,15 @@ pub fn output_target(path: &Path) -> std::io::Result<PathBuf> {
     if target.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return unfit("ends in no file name");
     }
-    match std::fs::metadata(folder_of(&target)) {
-        Ok(folder) if folder.is_dir() => Ok(target),
-        Ok(_) => Err(std::io::ErrorKind::NotADirectory.into()),
+    let folder = folder_of(&target);
+    let no_folder = |kind, what: &str| {
+        let what = format!("{} {what}, expected a folder that is there", folder.display());
+        Err(std::io::Error::new(kind, what))
+    };
+    match std::fs::metadata(folder) {
+        Ok(found) if found.is_dir() => Ok(target),
+        Ok(_) => no_folder(ErrorKind::NotADirectory, "is a file"),
+        Err(error) if error.kind() == ErrorKind::NotFound => no_folder(error.kind(), "is not there"),
         Err(error) => Err(error),
     }
 }

@@ -65,7 +65,15 @@ fn what_is_no_regular_file_is_refused_and_left() {
     }
     assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
     assert!(std::fs::metadata(device).unwrap().file_type().is_char_device());
-    assert!(check_output(&folder.file("no/such/folder")).is_err());
+    let nowhere = folder.file("no/such");
+    let error = check_output(&nowhere.join("file")).unwrap_err().to_string();
+    let what = format!("{} is not there, expected a folder that is there", nowhere.display());
+    assert_eq!(error, format!("{}: {what}", nowhere.join("file").display()));
+    let file = folder.file("file");
+    std::fs::write(&file, "").unwrap();
+    let error = check_output(&file.join("inside")).unwrap_err().to_string();
+    assert!(error.ends_with(&format!("{} is a file, expected a folder that is there", file.display())), "{error}");
+    std::fs::remove_file(file).unwrap();
     assert_eq!(folder.names(), ["endless", "folder", "pipe"]);
 }
 
