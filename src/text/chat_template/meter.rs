@@ -19,6 +19,7 @@ pub(super) const MADE: &str = "made!";
 pub(super) const CONCAT: &str = "concat!";
 pub(super) const MACRO: &str = "macro!";
 pub(super) const NUMBERS: &str = "numbers!";
+pub(super) const ORDER: &str = "order!";
 pub(super) const METHOD: &str = "method!";
 pub(super) const ITEM: &str = "item!";
 /// A loop with an `else` begins, one of its iterations is through, and whether none of them was, where it ends.
@@ -191,6 +192,23 @@ fn numbers(left: &Value, right: &Value) -> [Value; 2] {
     }
 }
 
+/// Operands that one may be less than the other. As in Python, numbers and text are in no order, and nothing is in one with
+/// what is not there.
+fn order(left: &Value, right: &Value) -> Result<[Value; 2], Error> {
+    let operands = numbers(left, right);
+    let [kind, other] = operands.each_ref().map(Value::kind);
+    let is_none = |kind| matches!(kind, ValueKind::Undefined | ValueKind::None);
+    if is_none(kind) || is_none(other) || (kind != other && [kind, other].iter().any(|kind| is_plain(*kind))) {
+        let what = format!("{kind} and {other} are in no order, expected two numbers or two texts");
+        return Err(Error::new(ErrorKind::InvalidOperation, what));
+    }
+    Ok(operands)
+}
+
+fn is_plain(kind: ValueKind) -> bool {
+    matches!(kind, ValueKind::Number | ValueKind::String)
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Namespaces {
     Allowed,
@@ -236,6 +254,10 @@ impl Object for Guard {
                 let [left, right] = numbers(left, right);
                 Ok(Value::from(vec![right, left]))
             }
+            (ORDER, [left, right]) => {
+                let [left, right] = order(left, right)?;
+                Ok(Value::from(vec![right, left]))
+            }
             (BEGUN, []) => Ok(meter.loops(|loops| loops.push(true))),
             (THROUGH, []) => Ok(meter.loops(|loops| loops.last_mut().into_iter().for_each(|undone| *undone = false))),
             (UNDONE, []) => Ok(meter.loops(Vec::pop)),
@@ -255,7 +277,7 @@ impl Object for Guard {
 
 /// Makes the guards known, and has everything that is written counted.
 pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
-    for name in [GROW, ITER, BUILT, OWNED, MADE, CONCAT, MACRO, NUMBERS, METHOD, ITEM, BEGUN, THROUGH, UNDONE] {
+    for name in [GROW, ITER, BUILT, OWNED, MADE, CONCAT, MACRO, NUMBERS, ORDER, METHOD, ITEM, BEGUN, THROUGH, UNDONE] {
         environment.add_global(name, Value::from_object(Guard { name, meter: meter.clone() }));
     }
     environment.add_global(ONE, 1);

@@ -3,7 +3,9 @@
 //! The template engine limits instructions (fuel), but one instruction may double a string or walk a value that
 //! contains another a million times. A call to a guard is put before or after each such instruction.
 
-use super::meter::{BEGUN, BUILT, CONCAT, GROW, ITEM, ITER, MACRO, MADE, METHOD, NUMBERS, OWNED, THROUGH, UNDONE};
+use super::meter::{
+    BEGUN, BUILT, CONCAT, GROW, ITEM, ITER, MACRO, MADE, METHOD, NUMBERS, ORDER, OWNED, THROUGH, UNDONE,
+};
 use super::methods;
 use super::remainder::REMAINDER;
 use super::slices::SLICE;
@@ -233,9 +235,8 @@ fn guard_one<'a>(instruction: &Instruction<'a>, before: Option<&Instruction<'a>>
         I::EmitRaw(text) => vec![I::LoadConst(Value::from(*text)), I::Emit],
         // The guard gives both operands back, the right one on top.
         I::StringConcat => vec![call(CONCAT, 2), I::UnpackList(2), original, call(MADE, 1)],
-        I::Lt | I::Lte | I::Gt | I::Gte | I::Sub | I::Div | I::IntDiv | I::Pow => {
-            vec![call(NUMBERS, 2), I::UnpackList(2), original]
-        }
+        I::Sub | I::Div | I::IntDiv | I::Pow => vec![call(NUMBERS, 2), I::UnpackList(2), original],
+        I::Lt | I::Lte | I::Gt | I::Gte => vec![call(ORDER, 2), I::UnpackList(2), original],
         I::Neg => vec![call(NUMBERS, 1), original],
         I::Add | I::Mul => vec![call(GROW, 2), I::UnpackList(2), original, call(MADE, 1)],
         I::GetAttr(name) if methods::is_method(name) => {

@@ -124,6 +124,20 @@ fn snippets_render_as_in_python() {
 }
 
 #[test]
+fn what_is_in_no_order_is_refused() {
+    for (left, right) in
+        [("1", "'a'"), ("'2'", "1.5"), ("nothing", "1"), ("none", "none"), ("[1]", "2"), ("true", "'a'")]
+    {
+        for sign in ["<", ">", "<=", ">="] {
+            let error = render(&format!("{{% set x = {left} %}}{{{{ x {sign} {right} }}}}")).unwrap_err().to_string();
+            assert!(error.contains("in no order, expected two numbers or two texts"), "{error}");
+        }
+    }
+    let known = "{% set x = 1 %}{{ x < 2.5 }} {{ 'a' < 'b' }} {{ true > 0 }} {{ [1] < [2] }} {{ x == 'a' }} {{ none == nothing }}";
+    assert_eq!(render(known).unwrap(), "True True True True False False");
+}
+
+#[test]
 fn what_is_random_is_refused() {
     let error = render("{{ messages[0].content }}{{ [1, 2]|random }}").unwrap_err().to_string();
     assert!(error.contains("random: ") && error.contains("expected first, last or an index"), "{error}");
