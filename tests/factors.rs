@@ -208,3 +208,23 @@ fn factors_that_would_not_be_looked_at_are_refused() {
     let error = wrong(&|(name, ..)| *name = "blk.0.no_such.scale".into());
     assert!(error.contains("tensor blk.0.no_such.scale: is not used by architecture llama"), "{error}");
 }
+
+/// Whole numbers are no weights, and what is read as one weight has one format.
+#[test]
+fn formats_that_are_none_of_weights_are_named() {
+    for (name, quant, expected) in [
+        ("blk.0.attn_norm.weight", Quant::I32, "is I32, expected a format of weights such as F32 or Q8_0"),
+        ("blk.0.ssm_conv1d_k.weight", Quant::F16, "is F32 and read together with F16, expected one format"),
+    ] {
+        let temporary = crate::temporary::folder();
+        let path = temporary.path().join("changed.gguf");
+        let source = GgufFile::open(&converted_file(&fixture("kimi-linear"), Quant::F32)).unwrap();
+        let mut tensors = tensors(&source, false);
+        let (_, format, _, data) = tensors.iter_mut().find(|tensor| tensor.0 == name).unwrap();
+        (*format, *data) = (quant, vec![0; data.len() * quant.block_bytes() / 4]);
+        write(&path, &source, &tensors);
+        let error = fails(&["plan", "-m", &text(&path)]);
+        assert!(error.contains("tensor blk.0.") && error.ends_with(expected), "{error}");
+        assert!(error.starts_with(&format!("error: {}: ", path.display())), "{error}");
+    }
+}

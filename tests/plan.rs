@@ -131,6 +131,10 @@ fn missing_and_wrong_keys_are_named() {
         with("qwen35.attention.causal", Value::Bool(false)),
         "key qwen35.attention.causal = false, expected true: every token attends to those before it only"
     );
+    assert_eq!(
+        with("qwen35.attention.value_length", Value::U32(5)),
+        "key qwen35.attention.value_length = 5, expected attention.key_length = 4 where queries have gates"
+    );
     let found = with("general.architecture", Value::String("gpt-j".into()));
     assert!(found.starts_with("general.architecture is \"gpt-j\", expected one of llama, "), "{found}");
 }

@@ -34,6 +34,12 @@ fn hybrid(header: &Header, head_map: HeadMap) -> Result<ModelSpec, ModelError> {
         } else {
             let mut attention = attention(header, index, Pairing::Halves)?;
             attention.projection = AttentionProjection::GatedQuery;
+            let (key_dim, value_dim) = (attention.key_dim, attention.value_dim);
+            if key_dim != value_dim {
+                // A gate lies beside each query, and multiplies what is read of values.
+                let expected = format!("attention.key_length = {key_dim} where queries have gates");
+                return Err(bad(&header.key("attention.value_length"), value_dim, &expected));
+            }
             Mixer::Attention(attention)
         };
         Ok(layer(header, index, mixer, ffn(header, index)?))

@@ -87,6 +87,13 @@ fn check(decl: &WeightDecl, part: &RowBlock, file: &GgufFile) -> Result<(), Mode
     let fail = |what: String| GgufError::Tensor { name: part.tensor.clone(), what };
     let expected = format!("expected {} rows of {} columns", part.first + part.rows, decl.shape[1]);
     let info = file.tensor(&part.tensor).ok_or_else(|| fail(format!("is missing, {expected}")))?;
+    if matches!(info.quant, Quant::I8 | Quant::I16 | Quant::I32 | Quant::I64) {
+        return Err(fail(format!("is {}, expected a format of weights such as F32 or Q8_0", info.quant)).into());
+    }
+    let formats = decl.parts.iter().filter_map(|part| Some(file.tensor(&part.tensor)?.quant));
+    if let Some(other) = formats.into_iter().find(|other| *other != info.quant) {
+        return Err(fail(format!("is {} and read together with {other}, expected one format", info.quant)).into());
+    }
     let (rows, columns) = matrix_shape(info);
     // A vector may be stored as [1, n] as well as [n].
     let whole = decl.parts.len() == 1 && decl.shape[0] as u64 * decl.shape[1] as u64 == rows * columns;

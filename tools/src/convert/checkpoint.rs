@@ -5,7 +5,7 @@ use super::lora::Delta;
 use super::packed::Packed;
 use super::scales::Scales;
 use anyhow::{Context, Result, bail};
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -19,9 +19,6 @@ const SNAPSHOTS: &str = "snapshots";
 /// Weights of other formats and layouts, as their publishers call them.
 const OTHERS: [&str; 4] =
     ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.safetensors", "consolidated.00.pth"];
-
-/// The limit of the format itself.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// Numbers that are compared at once.
 const COMPARED: usize = 1 << 16;
@@ -71,6 +68,9 @@ impl Checkpoint {
             if folder.join(SNAPSHOTS).is_dir() {
                 bail!("{}: a folder of the Hugging Face cache, expected the one in its {SNAPSHOTS}", folder.display());
             }
+            if let Some(part) = shard_in(folder) {
+                bail!("{}: expected {INDEX} beside {part}, which says what is in which file", folder.display());
+            }
             let other = OTHERS.iter().find(|name| folder.join(name).exists());
             let found = other.map_or(String::new(), |name| format!(" and not {name}: save it as safetensors"));
             bail!("{}: expected {WHOLE} or {INDEX} in it{found}", folder.display());
@@ -107,7 +107,7 @@ impl Checkpoint {
     /// Adds the tensors of one file, all of them or the ones the index names.
     fn add(&mut self, folder: &Path, name: &str, expected: Option<&BTreeSet<&str>>) -> Result<()> {
         let mut file = File::open(folder.join(name)).with_context(|| name.to_string())?;
-        let (metadata, start) = read_directory(&mut file, name)?;
+        let (metadata, start) = super::directory::read(&mut file, name)?;
         let tensors = metadata.tensors();
         if let Some(missing) = expected.and_then(|names| names.iter().find(|tensor| !tensors.contains_key(**tensor))) {
             bail!("{name}: tensor {missing} is missing, {INDEX} says that it is there");
@@ -218,25 +218,8 @@ impl Checkpoint {
     }
 }
 
-/// The checked directory of a file, and where in the file its data begins.
-fn read_directory(file: &mut File, name: &str) -> Result<(Metadata, u64)> {
-    let length = file.metadata().with_context(|| name.to_string())?.len();
-    let mut size = [0; 8];
-    file.read_exact(&mut size).with_context(|| format!("{name}: not a safetensors file"))?;
-    let size = u64::from_le_bytes(size);
-    if size > HEADER_BYTES_MAX.min(length.saturating_sub(8)) {
-        let mut beginning = size.to_le_bytes().to_vec();
-        file.take(64).read_to_end(&mut beginning).with_context(|| name.to_string())?;
-        super::json::refuse_pointer(name, &beginning)?;
-        bail!("{name}: a header of {size} bytes in a file of {length}, expected a safetensors file");
-    }
-    let mut header = vec![0; size as usize];
-    file.read_exact(&mut header).with_context(|| name.to_string())?;
-    let metadata: Metadata =
-        serde_json::from_slice(&header).with_context(|| format!("{name}: the header is no safetensors header"))?;
-    let expected = (8 + size).checked_add(metadata.data_len() as u64);
-    if expected != Some(length) {
-        bail!("{name}: {length} bytes, expected {} after its header", expected.unwrap_or(u64::MAX));
-    }
-    Ok((metadata, 8 + size))
+/// One of several files that weights are in, if there is one; the first by name.
+fn shard_in(folder: &Path) -> Option<String> {
+    let names = std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.starts_with("model-") && name.ends_with(".safetensors")).min()
 }

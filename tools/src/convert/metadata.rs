@@ -46,7 +46,8 @@ fn value(row: &KeyRow, settings: &Settings) -> Result<Value> {
     Ok(match &row.value {
         KeyValue::Count(expression) => {
             let count = settings.values.count(expression).with_context(context)?;
-            Value::U32(u32::try_from(count).with_context(context)?)
+            let fitting = u32::try_from(count).with_context(|| format!("{count}, expected at most {}", u32::MAX));
+            Value::U32(fitting.with_context(context)?)
         }
         KeyValue::Number(expression) => Value::F32(settings.values.evaluate(expression).with_context(context)? as f32),
         KeyValue::Text(text) => Value::String((*text).into()),

@@ -4,6 +4,7 @@
 
 mod architectures;
 pub(crate) mod checkpoint;
+mod directory;
 mod expression;
 pub(crate) mod floats;
 pub(crate) mod json;

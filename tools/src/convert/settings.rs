@@ -290,8 +290,13 @@ fn tags(config: &Json, rules: &[TagRule], values: &Values, layers: usize) -> Res
     for rule in rules {
         apply(rule, config, values, &mut tags)?;
     }
+    let say = rules.iter().filter_map(|rule| match rule {
+        TagRule::Listed { path, .. } | TagRule::Numbered { path, .. } => Some(*path),
+        TagRule::All(_) | TagRule::Every { .. } | TagRule::Leading { .. } => None,
+    });
     let tagged = |(layer, tag): (usize, Option<_>)| {
-        tag.with_context(|| format!("config.json: nothing says of which kind layer {layer} is"))
+        let paths = || say.clone().collect::<Vec<_>>().join(" or ");
+        tag.with_context(|| format!("config.json: nothing says of which kind layer {layer} is, expected {}", paths()))
     };
     tags.into_iter().enumerate().map(tagged).collect()
 }

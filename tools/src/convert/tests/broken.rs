@@ -109,7 +109,7 @@ fn settings_that_cannot_be_carried_are_refused() {
             json!({"type": "llama3", "factor": 0}),
             "rope_parameters of llama3, expected positive numbers",
         ),
-        ("max_position_embeddings", json!(1e10), "context"),
+        ("max_position_embeddings", json!(1e10), "context_length: 10000000000, expected at most 4294967295"),
         ("mlp_bias", json!(true), "mlp_bias = true, expected false"),
         ("is_causal", json!(false), "is_causal = false, expected true"),
     ] {
@@ -136,6 +136,9 @@ fn missing_files_are_named() {
     let options = of(Quant::F32);
     let message = || format!("{:#}", plan(fixture.folder.path(), &options).unwrap_err());
     assert!(message().ends_with("expected model.safetensors or model.safetensors.index.json in it"), "{}", message());
+    let (part, index) = ("model-00002-of-00003.safetensors", "model.safetensors.index.json");
+    fixture.write(part, "");
+    assert!(message().contains(&format!("expected {index} beside {part}")), "{}", message());
     fixture.write_tensors("model.safetensors", |_| true);
     assert!(message().ends_with("expected config.json in it"), "{}", message());
     fixture.write("config.json", "{");

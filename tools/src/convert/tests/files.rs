@@ -106,7 +106,7 @@ fn a_missing_or_lying_shard_is_named() {
     std::fs::write(fixture.path(file), [&bytes[..], &[0]].concat()).unwrap();
     assert!(message().starts_with(file) && message().contains("bytes, expected"), "{}", message());
     std::fs::write(fixture.path(file), &bytes[..5]).unwrap();
-    assert!(message().contains("not a safetensors file"), "{}", message());
+    assert!(message().ends_with("5 bytes, expected a safetensors file, which has at least 8"), "{}", message());
     std::fs::write(fixture.path(file), &bytes).unwrap();
     let index_text = std::fs::read_to_string(fixture.path(index)).unwrap();
     fixture.write(index, &index_text.replace("model.norm.weight", "model.norm.nothing"));
@@ -115,6 +115,44 @@ fn a_missing_or_lying_shard_is_named() {
     assert!(message().contains("expected the name of a file in the same folder"), "{}", message());
     fixture.write(index, "{}");
     assert!(message().contains("weight_map is missing"), "{}", message());
+}
+
+/// What the directory of a file says is compared with what types and shapes make.
+#[test]
+fn a_tensor_that_does_not_fit_its_place_is_named() {
+    let fixture = llama();
+    fixture.save();
+    let (file, name) = ("model.safetensors", "model.layers.0.mlp.gate_proj.weight");
+    let bytes = std::fs::read(fixture.path(file)).unwrap();
+    let (size, rest) = bytes.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*size) as usize);
+    let whole: Json = serde_json::from_slice(header).unwrap();
+    let error = |change: &dyn Fn(&mut Json)| {
+        let mut header = whole.clone();
+        change(&mut header[name]);
+        let text = header.to_string();
+        let all = [&(text.len() as u64).to_le_bytes(), text.as_bytes(), data].concat();
+        std::fs::write(fixture.path(file), all).unwrap();
+        format!("{:#}", plan(fixture.folder.path(), &of(Quant::F32)).unwrap_err())
+    };
+    let begin = whole[name]["data_offsets"][0].as_u64().unwrap();
+    for (field, value, expected) in [
+        ("dtype", json!("F64"), " of F64 in the shape ["),
+        ("dtype", json!("X9"), ": dtype = \"X9\", expected a type of safetensors such as BF16"),
+        ("shape", json!([2, 3]), " bytes, expected 24 of F32 in the shape [2, 3]"),
+        ("shape", json!([u64::MAX, 3]), " bytes, expected fewer numbers of F32"),
+        ("shape", json!("x"), ": shape = \"x\", expected a list of sizes"),
+        ("data_offsets", json!([8, 4]), ": data_offsets = [8,4], expected where it begins and ends"),
+        ("data_offsets", Json::Null, ": data_offsets = null, expected"),
+    ] {
+        let error = error(&|entry| entry[field] = value.clone());
+        assert!(error.starts_with(&format!("{file}: tensor {name}")) && error.contains(expected), "{error}");
+    }
+    let moved = error(&|entry| {
+        let end = entry["data_offsets"][1].as_u64().unwrap();
+        entry["data_offsets"] = json!([begin + 4, end + 4]);
+    });
+    assert!(moved.contains(" of the data, expected ") && moved.contains("where the one before it ends"), "{moved}");
 }
 
 #[test]

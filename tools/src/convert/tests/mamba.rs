@@ -209,6 +209,9 @@ fn a_granite_without_recurrent_layers_is_no_hybrid() {
     }
     fixture.config["layer_types"] = json!(["attention", "attention", "conv", "attention"]);
     assert!(fixture.error(&of(Quant::F32)).contains("layer_types[2] = \"conv\", expected"));
+    fixture.config["layer_types"] = json!(null);
+    let error = fixture.error(&of(Quant::F32));
+    assert!(error.starts_with("config.json: nothing says of which kind layer 0 is, expected layer_types"), "{error}");
     // A hybrid does not rotate.
     let mut hybrid = Fixture::golden("granitehybrid");
     hybrid.config["position_embedding_type"] = json!("rope");

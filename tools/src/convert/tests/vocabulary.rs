@@ -86,6 +86,8 @@ fn faults_of_tokenizer_json_are_named() {
     };
     let range = error(|json| json["model"]["vocab"]["z"] = json!(12));
     assert_eq!(range, "tokenizer.json: token \"z\" has the id 12, expected one below vocab_size 12");
+    let twice = error(|json| json["model"]["vocab"]["z"] = json!(3));
+    assert!(twice.contains("\"z\"") && twice.ends_with("have the id 3, expected one of them"), "{twice}");
     let added = error(|json| json["added_tokens"][1]["id"] = json!(1_000_000_000_000u64));
     assert!(added.contains("token \"<think>\" has the id 1000000000000"), "{added}");
     let merge = error(|json| json["model"]["merges"][1] = json!("a x"));

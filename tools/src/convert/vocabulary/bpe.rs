@@ -4,6 +4,7 @@ use super::{Kind, Tokens, pre};
 use crate::convert::json::{Json, kind};
 use anyhow::{Result, bail};
 use kvas_gguf::{Metadata, Value};
+use std::collections::HashMap;
 
 /// True if the file holds a BPE over the 256 visible bytes, without byte fallback.
 pub(super) fn is_byte_level(tokenizer: &Json) -> bool {
@@ -61,10 +62,14 @@ pub(super) fn read_vocabulary(tokenizer: &Json, mut visit: impl FnMut(&str, u64)
     let Some(vocabulary) = tokenizer.get("model.vocab").and_then(|vocabulary| vocabulary.as_object()) else {
         bail!("{}: model.vocab is missing, expected an object of texts and ids", tokenizer.name());
     };
+    let mut texts = HashMap::new();
     for (text, id) in vocabulary {
         let Some(id) = id.as_u64() else {
             bail!("{}: model.vocab: token {text:?} has the id {id}, expected a whole number", tokenizer.name());
         };
+        if let Some(other) = texts.insert(id, text) {
+            bail!("{}: model.vocab: {other:?} and {text:?} have the id {id}, expected one of them", tokenizer.name());
+        }
         visit(text, id)?;
     }
     Ok(())
