@@ -2,8 +2,6 @@
 //! products in two numbers of bf16 each, which keep 16 bits of their mantissas. The state stays in f32 and is turned over
 //! meanwhile: then nothing of a head is, and what is turned over of its keys serves all heads that read them.
 
-mod common;
-
 use super::{Inputs, Source, head::Gates, prompt};
 use crate::{
     arena::Arena,
@@ -21,7 +19,6 @@ use crate::{
     tiled::TILE,
 };
 use bytemuck::{Zeroable, cast_slice, cast_slice_mut};
-use common::Common;
 use kvas_backend::{
     KvType, Limits, MOST_GRAIN,
     op::HeadMap,
@@ -58,19 +55,19 @@ pub(super) fn rows(
 /// Floats of scratch a thread needs.
 pub(crate) fn scratch(decl: &StateDecl) -> usize {
     let StateDecl { key_dim, value_dim, .. } = *decl;
-    let of_rows = 9 * SQUARE + 3 * LINES * SIDE + 3 * ROWS;
-    let states = most_heads(decl) * (key_dim * value_dim + pending(decl));
-    SIDE + states + common::size(decl) + key_dim * (LINES + ROWS + SIDE) + of_rows
-}
-
-/// Floats of the lines of what rows of a head write.
-fn pending(decl: &StateDecl) -> usize {
-    2 * LINES * SIDE * decl.value_dim / PAIR
+    let of_rows = 9 * SQUARE + 4 * LINES * SIDE + 3 * ROWS;
+    let states = key_dim * value_dim * most_heads(decl);
+    SIDE + states + common(decl) + key_dim * (LINES + ROWS + SIDE) + of_rows
 }
 
 /// Heads of a task.
 fn most_heads(decl: &StateDecl) -> usize {
     (OPEN / (decl.key_dim * decl.value_dim)).clamp(1, decl.value_heads / decl.key_heads)
+}
+
+/// Floats of what a pair of chunks has in common for all heads that read the same keys.
+fn common(decl: &StateDecl) -> usize {
+    3 * ROWS * decl.key_dim + 2 * SQUARE
 }
 
 /// Both parts of numbers, as many of the one as of the other.
@@ -79,6 +76,67 @@ type Parts<'a, T> = [&'a mut [T]; 2];
 fn halves<T: bytemuck::Pod>(floats: &mut [f32]) -> Parts<'_, T> {
     let all: &mut [T] = cast_slice_mut(floats);
     all.split_at_mut(all.len() / 2).into()
+}
+
+/// What a pair of chunks has in common for all heads that read the same keys.
+struct Common<'a> {
+    /// In both parts: `[2][steps][16, 32]`
+    keys: Parts<'a, u16>,
+    queries: Parts<'a, u16>,
+    /// In both parts: `[key_dim / 16][16, 32]`, the keys turned over.
+    taken: Parts<'a, u16>,
+    /// Squares: the products of keys and of queries with the keys.
+    products: [&'a mut [f32]; 2],
+}
+
+impl<'a> Common<'a> {
+    fn new(floats: &'a mut [f32], decl: &StateDecl) -> Self {
+        let mut rest = floats;
+        let mut next = |len: usize| rest.split_off_mut(..len).expect("planned");
+        let size = ROWS * decl.key_dim;
+        Self {
+            keys: halves(next(size)),
+            queries: halves(next(size)),
+            taken: halves(next(size)),
+            products: [next(SQUARE), next(SQUARE)],
+        }
+    }
+
+    /// Makes it of the keys and queries of a key head, from a row on.
+    #[inline(always)]
+    fn make(&mut self, work: &Work, source: &Source<'_>, (head, first): (usize, usize), room: &mut Room<'_>) {
+        let (simd, key_dim) = (work.tiles.vectors(), source.key_dim);
+        for (which, tiles) in [&mut self.queries, &mut self.keys].into_iter().enumerate() {
+            for (row, key) in room.keys.chunks_exact_mut(key_dim).enumerate() {
+                source.fetch(simd, which, (head, first + row + ROWS));
+                source.read(simd, which, (head, first + row), key);
+                work.round_row(key, row, tiles);
+            }
+        }
+        let keys = &*room.keys;
+        let mut lines = room.lines.each_mut().map(|part| &mut **part);
+        let mut pairs = room.written_lines.each_mut().map(|part| &mut part[..SIDE]);
+        for (part, lines) in self.keys.iter().zip(&mut lines) {
+            for (tile, out) in part.as_chunks::<TILE>().0.iter().zip(lines.chunks_exact_mut(SIDE)) {
+                turn(work.tiles, (cast_slice(tile), size_of::<Line>()), out);
+            }
+        }
+        let b = lines.map(|part| &*part);
+        let inputs = [&self.keys, &self.queries].into_iter().zip(&mut self.products);
+        // Without a delta nothing asks for those of the keys.
+        for (x, products) in inputs.skip(usize::from(!work.is_delta)) {
+            work.multiply(whole(x), b, (products, false));
+        }
+        let [taken, left] = self.taken.each_mut().map(|taken| taken.chunks_exact_mut(TILE));
+        for (tile, out) in taken.zip(left).enumerate() {
+            let [first, rest] = &mut pairs;
+            let rows = cast_slice(&keys[tile * SIDE..]);
+            work.pair(rows, (key_dim * size_of::<f32>(), ROWS), [first, rest]);
+            for (pairs, out) in pairs.iter().zip(<[_; 2]>::from(out)) {
+                turn(work.tiles, (cast_slice(pairs), size_of::<Line>()), cast_slice_mut(out));
+            }
+        }
+    }
 }
 
 fn whole<'b, T>(parts: &'b Parts<'_, T>) -> [&'b [T]; 2] {
@@ -147,16 +205,6 @@ impl Work {
         }
     }
 
-    /// Adds what was written to the state of two panels.
-    #[inline(always)]
-    fn take(&self, taken: &Parts<'_, u16>, lines: &mut [f32], panels: &mut [f32]) {
-        let lines: Parts<'_, Line> = halves(lines);
-        for (number, square) in panels.chunks_exact_mut(SQUARE).enumerate() {
-            let taken = taken.each_ref().map(|part| &part[number * 2 * TILE..][..2 * TILE]);
-            self.multiply(taken, whole(&lines), (square, true));
-        }
-    }
-
     /// `c (+)= a b` of tiles and lines that are two halves each.
     #[inline(always)]
     fn multiply(&self, a: [&[u16]; 2], b: [&[Line]; 2], (c, accumulate): (&mut [f32], bool)) {
@@ -177,8 +225,7 @@ struct Room<'a> {
     alone_lines: Parts<'a, Line>,
     /// What rows write, faded to the last of them.
     written: &'a mut [f32],
-    /// In both parts, `[16]`: pairs of rows of 16 keys.
-    pairs: Parts<'a, Line>,
+    written_lines: Parts<'a, Line>,
     /// What of that each row answers, and, with a delta, is written by each.
     answers: Parts<'a, u16>,
     writes: Parts<'a, u16>,
@@ -208,7 +255,7 @@ impl<'a> Room<'a> {
             alone: next(SQUARE),
             alone_lines: halves(next(2 * lines)),
             written: next(SQUARE),
-            pairs: halves(next(lines)),
+            written_lines: halves(next(2 * lines)),
             answers: halves(next(SQUARE)),
             writes: halves(next(SQUARE)),
             fades: next(SQUARE),
@@ -279,8 +326,7 @@ impl<E: Stored> TileKernel for Heads<'_, '_, E> {
         let key_head = inputs.map.key_head(heads.start, decl.key_heads, decl.value_heads);
         let begin = scratch.as_ptr().align_offset(size_of::<Line>()).min(SIDE);
         let (states, scratch) = scratch[begin..].split_at_mut(heads.len() * of_head);
-        let (lines, scratch) = scratch.split_at_mut(heads.len() * pending(decl));
-        let (common, scratch) = scratch.split_at_mut(common::size(decl));
+        let (common, scratch) = scratch.split_at_mut(common(decl));
         let (mut common, mut room) = (Common::new(common, decl), Room::new(scratch, decl));
         let work = Work { tiles, open: tiles.open(), is_delta: inputs.beta.is_some() };
         for (stored, state) in state.chunks_exact_mut(of_head).zip(states.chunks_exact_mut(of_head)) {
@@ -292,31 +338,18 @@ impl<E: Stored> TileKernel for Heads<'_, '_, E> {
         }
         for first in (0..inputs.rows).step_by(ROWS) {
             common.make(&work, &inputs.source, (key_head, first), &mut room);
-            let kept = states.chunks_exact_mut(of_head).zip(lines.chunks_exact_mut(pending(decl)));
-            for (number, (state, lines)) in kept.enumerate() {
+            for (number, state) in states.chunks_exact_mut(of_head).enumerate() {
                 let next = if number + 1 < heads.len() { (number + 1, first) } else { (0, first + ROWS) };
                 let rows = |first: usize| first..inputs.rows.min(first + ROWS);
                 Head::new(inputs, &heads, next.0).fetch(simd, rows(next.1), &out);
-                let kept = Kept { state, lines, is_pending: first > 0 };
-                Head::new(inputs, &heads, number).chunks::<E>(&work, (first, &common), (kept, &mut room), &mut out);
+                Head::new(inputs, &heads, number).chunks(&work, (first, &common), (state, &mut room), &mut out);
+                prompt::round::<E, _>(simd, state);
             }
         }
-        let kept = states.chunks_exact_mut(of_head).zip(lines.chunks_exact_mut(pending(decl)));
-        for ((state, lines), stored) in kept.zip(state.chunks_exact_mut(of_head)) {
-            let panels = state.chunks_exact_mut(PAIR * decl.key_dim).zip(lines.chunks_exact_mut(2 * LINES * SIDE));
-            panels.for_each(|(panels, lines)| work.take(&common.taken, lines, panels));
+        for (stored, state) in state.chunks_exact_mut(of_head).zip(states.chunks_exact(of_head)) {
             room.close_state::<E>(&work, state, stored);
         }
     }
-}
-
-/// What a head keeps from one pair of chunks to the next.
-struct Kept<'a> {
-    /// `[value_dim / 32][key_dim / 32]` squares, whose rows are columns of keys.
-    state: &'a mut [f32],
-    /// By pair of panels, of what was written since, which is yet to be added: then the state passes through the cache once.
-    lines: &'a mut [f32],
-    is_pending: bool,
 }
 
 impl Room<'_> {
@@ -430,13 +463,14 @@ impl<'a> Head<'a> {
         Self { values: inputs.values(head), gates: inputs.gates(head), skip: inputs.skip(head), columns }
     }
 
-    /// The pair of chunks that begins with row `first`.
+    /// The pair of chunks that begins with row `first`. The state is `[value_dim / 32][key_dim / 32]` squares, whose rows are columns
+    /// of keys.
     #[inline(always)]
-    fn chunks<E: Stored>(
+    fn chunks(
         &self,
         work: &Work,
         (first, common): (usize, &Common<'_>),
-        (kept, room): (Kept<'_>, &mut Room<'_>),
+        (state, room): (&mut [f32], &mut Room<'_>),
         out: &mut Tile<'_, f32>,
     ) {
         let simd = work.tiles.vectors();
@@ -444,14 +478,9 @@ impl<'a> Head<'a> {
         room.fade(simd);
         self.combine(work, common, room);
         let key_dim = room.copy.len() / SIDE;
-        let lines = kept.lines.chunks_exact_mut(2 * LINES * SIDE);
-        for (number, (panels, lines)) in kept.state.chunks_exact_mut(PAIR * key_dim).zip(lines).enumerate() {
-            let at = number * PAIR;
-            if kept.is_pending {
-                work.take(&common.before, lines, panels);
-                prompt::round::<E, _>(simd, panels);
-            }
-            for (number, square) in panels.chunks_exact_mut(SQUARE).enumerate() {
+        for at in (0..self.columns.len()).step_by(PAIR) {
+            let of_panels = &mut state[at * key_dim..(at + PAIR) * key_dim];
+            for (number, square) in of_panels.chunks_exact_mut(SQUARE).enumerate() {
                 let out = room.lines.each_mut().map(|part| {
                     let (first, second) = part.split_at_mut(key_dim / 2);
                     [first, second].map(|panel| &mut panel[number * SIDE..][..SIDE])
@@ -460,7 +489,11 @@ impl<'a> Head<'a> {
             }
             self.read(work, (first, at), common, room);
             self.answer(simd, (first, at), room, out);
-            work.pair_square(room.written, &mut halves(lines));
+            let lines = whole(&room.written_lines);
+            for (number, square) in of_panels.chunks_exact_mut(SQUARE).enumerate() {
+                let taken = common.taken.each_ref().map(|part| &part[number * 2 * TILE..][..2 * TILE]);
+                work.multiply(taken, lines, (square, true));
+            }
         }
     }
 
@@ -543,6 +576,7 @@ impl<'a> Head<'a> {
         if work.is_delta {
             work.multiply(whole(&room.writes), alone, (room.written, false));
         }
+        work.pair_square(room.written, &mut room.written_lines);
     }
 
     /// Answers of the rows in two panels.
