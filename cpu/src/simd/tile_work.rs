@@ -14,6 +14,12 @@ pub(crate) const SIDE: usize = 16;
 /// A line of weights: two columns of 16 rows, as pairs of bf16.
 pub(crate) type Line = [u32; SIDE];
 
+/// Room for both parts of numbers, as many of the one as of the other, in scratch of floats.
+pub(crate) fn both_parts<T: bytemuck::Pod>(floats: &mut [f32]) -> [&mut [T]; 2] {
+    let all: &mut [T] = bytemuck::cast_slice_mut(floats);
+    all.split_at_mut(all.len() / 2).into()
+}
+
 /// Work that is compiled with everything [`Tiles`] proves.
 pub(crate) trait TileKernel {
     /// Does it.

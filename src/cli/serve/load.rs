@@ -24,6 +24,7 @@ use std::{
 
 /// Tokens of a prompt scored in one step: their probabilities, or their hidden states.
 const SCORED: usize = 64;
+const _: () = assert!(SCORED >= kvas_backend::MOST_GRAIN, "prompts are cut there");
 
 /// Tokens drafted for all requests in one step: the logits of each are kept beside those of the others.
 const MOST_DRAFTED: usize = 96;

@@ -11,7 +11,9 @@ use crate::{
     pages::{TILE, has_tiles},
     simd::{
         dense::Element,
-        tiles::{Line, MultiplyParts, Open, PAIR, PairRows, Round, SIDE, SQUARE, STEP, Soften, TileKernel, Tiles},
+        tiles::{
+            Line, MultiplyParts, Open, PAIR, PairRows, Round, SIDE, SQUARE, STEP, Soften, TileKernel, Tiles, both_parts,
+        },
     },
     tiled::TILE as VALUES,
 };
@@ -68,22 +70,12 @@ impl<'a> Room<'a> {
         let mut rest = &mut scratch[first..];
         let mut next = |len: usize| rest.split_off_mut(..len).expect("planned");
         let [keys, values] = padded(decl);
-        let halves = |floats: &'a mut [f32]| {
-            let halves: &mut [u16] = bytemuck::cast_slice_mut(floats);
-            let (first, second) = halves.split_at_mut(halves.len() / 2);
-            [first, second]
-        };
-        let lines = |floats: &'a mut [f32]| {
-            let lines: &mut [Line] = bytemuck::cast_slice_mut(floats);
-            let (first, second) = lines.split_at_mut(lines.len() / 2);
-            [first, second]
-        };
         Self {
-            queries: halves(next(QUERIES * keys)),
-            keys: lines(next(BLOCK * keys)),
-            values: lines(next(BLOCK * values)),
+            queries: both_parts(next(QUERIES * keys)),
+            keys: both_parts(next(BLOCK * keys)),
+            values: both_parts(next(BLOCK * values)),
             scores: next(QUERIES * BLOCK),
-            weights: halves(next(QUERIES * BLOCK)),
+            weights: both_parts(next(QUERIES * BLOCK)),
             mix: next(QUERIES * values),
             sums: next(QUERIES * LINE),
             scaled: next(QUERIES * decl.key_dim),

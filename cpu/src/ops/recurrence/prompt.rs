@@ -126,26 +126,10 @@ impl<'a> Scratch<'a> {
         }
     }
 
-    /// What keys and the state fade by until each of the rows, where all channels fade alike. All exponents are sums of
-    /// the `g` in between, at most 0.
-    #[inline(always)]
-    fn fade<S: Simd>(&mut self, simd: S, count: usize) {
-        let (mut sums, mut total) = ([f32::NEG_INFINITY; CHUNK], 0.0);
-        for t in 0..count {
-            sums[..t].iter_mut().for_each(|sum| *sum += self.g[t]);
-            sums[t] = 0.0;
-            total += self.g[t];
-            self.fades[t * CHUNK..(t + 1) * CHUNK].copy_from_slice(&sums);
-            self.decays[t] = total;
-        }
-        math::exp_in_place(simd, &mut self.fades[..count * CHUNK]);
-        math::exp_in_place(simd, &mut self.decays[..count]);
-    }
-
     /// Products with the keys of the chunk, faded, where all channels fade alike.
     #[inline(always)]
     fn multiply<S: Simd>(&mut self, simd: S, [keys, queries]: [&[f32]; 2], (count, is_delta): (usize, bool)) {
-        self.fade(simd, count);
+        fade::<CHUNK>(simd, &self.g[..count], (self.fades, self.decays));
         let all = [keys, queries].into_iter().zip(self.products.chunks_exact_mut(CHUNK * CHUNK));
         // Without a delta nothing asks for those of the keys.
         for (x, products) in all.skip(usize::from(!is_delta)) {
@@ -195,6 +179,23 @@ impl<'a> Scratch<'a> {
             dense::dots::<F32, S, 2>(simd, bytemuck::cast_slice(&self.keys[..part.end]), [key, query], out);
         }
     }
+}
+
+/// What keys and the state fade by until each of some rows, of at most `ROWS`, where all channels fade alike: `fades [rows, ROWS]`, 0 for
+/// keys after the row. All exponents are sums of the `g` in between, at most 0.
+#[inline(always)]
+pub(super) fn fade<const ROWS: usize>(simd: impl Simd, g: &[f32], (fades, decays): (&mut [f32], &mut [f32])) {
+    let (mut sums, mut total) = ([f32::NEG_INFINITY; ROWS], 0.0);
+    for (t, g) in g.iter().enumerate() {
+        // Minus infinity stays what it is.
+        sums.iter_mut().for_each(|sum| *sum += g);
+        sums[t] = 0.0;
+        total += g;
+        fades[t * ROWS..(t + 1) * ROWS].copy_from_slice(&sums);
+        decays[t] = total;
+    }
+    math::exp_in_place(simd, &mut fades[..g.len() * ROWS]);
+    math::exp_in_place(simd, &mut decays[..g.len()]);
 }
 
 /// Rounds a state to what it is stored in.

@@ -12,7 +12,7 @@ use crate::{
         math,
         tiles::{
             Line, MultiplyParts, Open, PAIR, PairFading, PairRows, Round, SIDE, SQUARE, STEP, TileKernel, Tiles,
-            Transpose,
+            Transpose, both_parts,
         },
     },
     states::{ByType, Checkpoint},
@@ -73,11 +73,6 @@ fn common(decl: &StateDecl) -> usize {
 /// Both parts of numbers, as many of the one as of the other.
 type Parts<'a, T> = [&'a mut [T]; 2];
 
-fn halves<T: bytemuck::Pod>(floats: &mut [f32]) -> Parts<'_, T> {
-    let all: &mut [T] = cast_slice_mut(floats);
-    all.split_at_mut(all.len() / 2).into()
-}
-
 /// What a pair of chunks has in common for all heads that read the same keys.
 struct Common<'a> {
     /// In both parts: `[2][steps][16, 32]`
@@ -95,9 +90,9 @@ impl<'a> Common<'a> {
         let mut next = |len: usize| rest.split_off_mut(..len).expect("planned");
         let size = ROWS * decl.key_dim;
         Self {
-            keys: halves(next(size)),
-            queries: halves(next(size)),
-            taken: halves(next(size)),
+            keys: both_parts(next(size)),
+            queries: both_parts(next(size)),
+            taken: both_parts(next(size)),
             products: [next(SQUARE), next(SQUARE)],
         }
     }
@@ -130,8 +125,7 @@ impl<'a> Common<'a> {
         let [taken, left] = self.taken.each_mut().map(|taken| taken.chunks_exact_mut(TILE));
         for (tile, out) in taken.zip(left).enumerate() {
             let [first, rest] = &mut pairs;
-            let rows = cast_slice(&keys[tile * SIDE..]);
-            work.pair(rows, (key_dim * size_of::<f32>(), ROWS), [first, rest]);
+            work.pair((&keys[tile * SIDE..], key_dim), [first, rest]);
             for (pairs, out) in pairs.iter().zip(<[_; 2]>::from(out)) {
                 turn(work.tiles, (cast_slice(pairs), size_of::<Line>()), cast_slice_mut(out));
             }
@@ -143,10 +137,9 @@ fn whole<'b, T>(parts: &'b Parts<'_, T>) -> [&'b [T]; 2] {
     parts.each_ref().map(|part| &**part)
 }
 
-/// The first `len` of each half.
-fn two<T>(all: &[T], len: usize) -> [&[T]; 2] {
-    let (first, second) = all.split_at(all.len() / 2);
-    [&first[..len], &second[..len]]
+/// Both halves.
+fn halved<T>(all: &[T]) -> [&[T]; 2] {
+    all.split_at(all.len() / 2).into()
 }
 
 /// Turns 16 rows of 64 bytes over, which are so many bytes apart.
@@ -189,9 +182,10 @@ impl Work {
         self.tiles.run(Round { x, row: row % SIDE, out, rest: Some(rest) });
     }
 
-    /// Makes lines of `count` rows of 16 floats that are `stride` bytes apart.
+    /// Makes lines of rows of 16 floats, two each, that are `stride` floats apart.
     #[inline(always)]
-    fn pair(&self, rows: &[u8], (stride, count): (usize, usize), [out, rest]: [&mut [Line]; 2]) {
+    fn pair(&self, (rows, stride): (&[f32], usize), [out, rest]: [&mut [Line]; 2]) {
+        let (rows, stride, count) = (cast_slice(rows), stride * size_of::<f32>(), 2 * out.len());
         self.tiles.run(PairRows::<F32> { rows, stride, count, out, rest: Some(rest), element: PhantomData });
     }
 
@@ -201,15 +195,14 @@ impl Work {
         for (tile, rows) in square.chunks_exact(SIDE * SIDE).enumerate() {
             let at = tile % 2 * SIDE + tile / 2 * SIDE / 2;
             let lines = lines.each_mut().map(|part| &mut part[at..at + SIDE / 2]);
-            self.pair(cast_slice(rows), (SIDE * size_of::<f32>(), SIDE), lines);
+            self.pair((rows, SIDE), lines);
         }
     }
 
     /// `c (+)= a b` of tiles and lines that are two halves each.
     #[inline(always)]
     fn multiply(&self, a: [&[u16]; 2], b: [&[Line]; 2], (c, accumulate): (&mut [f32], bool)) {
-        let [a, a_rest] = a.map(|part| two(part, part.len() / 2));
-        let [b, b_rest] = b.map(|part| two(part, part.len() / 2));
+        let ([a, a_rest], [b, b_rest]) = (a.map(halved), b.map(halved));
         self.open.multiply_parts(MultiplyParts { a, a_rest, b, b_rest: Some(b_rest), c, accumulate });
     }
 }
@@ -250,14 +243,14 @@ impl<'a> Room<'a> {
         let mut next = |len: usize| rest.split_off_mut(..len).expect("planned");
         let lines = LINES * SIDE;
         Self {
-            lines: halves(next(LINES * key_dim)),
+            lines: both_parts(next(LINES * key_dim)),
             read: [next(SQUARE), next(SQUARE)],
             alone: next(SQUARE),
-            alone_lines: halves(next(2 * lines)),
+            alone_lines: both_parts(next(2 * lines)),
             written: next(SQUARE),
-            written_lines: halves(next(2 * lines)),
-            answers: halves(next(SQUARE)),
-            writes: halves(next(SQUARE)),
+            written_lines: both_parts(next(2 * lines)),
+            answers: both_parts(next(SQUARE)),
+            writes: both_parts(next(SQUARE)),
             fades: next(SQUARE),
             solved: next(SQUARE),
             products: next(SQUARE),
@@ -389,22 +382,6 @@ impl Room<'_> {
         }
     }
 
-    /// What keys and the state fade by until each of the rows. All exponents are sums of the `g` in between, at most 0.
-    #[inline(always)]
-    fn fade(&mut self, simd: impl Simd) {
-        let (mut sums, mut total) = ([f32::NEG_INFINITY; ROWS], 0.0);
-        for (t, g) in self.g.iter().enumerate() {
-            // What keys after the row fade by stays nothing.
-            sums.iter_mut().for_each(|sum| *sum += g);
-            sums[t] = 0.0;
-            total += g;
-            self.fades[t * ROWS..(t + 1) * ROWS].copy_from_slice(&sums);
-            self.decays[t] = total;
-        }
-        math::exp_in_place(simd, self.fades);
-        math::exp_in_place(simd, self.decays);
-    }
-
     /// `products = factor of each row * products of a square, faded`.
     #[inline(always)]
     fn fade_products(&mut self, simd: impl Simd, square: &[f32], factor: impl Fn(usize) -> f32) {
@@ -475,7 +452,7 @@ impl<'a> Head<'a> {
     ) {
         let simd = work.tiles.vectors();
         self.gates.find(simd, (first, ROWS), room.g, room.strengths);
-        room.fade(simd);
+        prompt::fade::<ROWS>(simd, room.g, (room.fades, room.decays));
         self.combine(work, common, room);
         let key_dim = room.copy.len() / SIDE;
         for at in (0..self.columns.len()).step_by(PAIR) {
@@ -524,9 +501,8 @@ impl<'a> Head<'a> {
         }
         // Answers of what is written, as answers of what each alone would write.
         for panel in 0..2 {
-            let rows = cast_slice(&room.solved[panel * SIDE..]);
             let lines = room.alone_lines.each_mut().map(|part| &mut part[panel * SIDE..][..SIDE]);
-            work.pair(rows, (ROWS * size_of::<f32>(), ROWS), lines);
+            work.pair((&room.solved[panel * SIDE..], ROWS), lines);
         }
         work.multiply(whole(&room.answers), whole(&room.alone_lines), (room.read[0], false));
         for (t, row) in room.products.chunks_exact_mut(ROWS).enumerate() {
