@@ -26,6 +26,8 @@ const SUMS: usize = 256;
 const STEPS: usize = SECTION;
 /// Lines of a piece of one panel.
 const LINES: usize = STEPS * SIDE;
+/// Panels whose products fetch a tile of activations ahead, a quarter of it while two of them are multiplied.
+const PANELS_OF_TILE: usize = 8;
 /// Sums of two tiles of entries with two panels.
 const BLOCK: usize = 4 * SIDE * SIDE;
 
@@ -90,9 +92,10 @@ impl Product<'_> {
     }
 }
 
-/// Where the sums of two panels with two tiles of entries are.
+/// Where the sums of two panels with two tiles of entries are: in the order they are added to, so that the next ones are fetched
+/// meanwhile.
 const fn block(panel: usize, tile: usize) -> usize {
-    (panel / 2 * (ENTRIES / SIDE / 2) + tile / 2) * BLOCK
+    (tile / 2 * (SUMS / SIDE / 2) + panel / 2) * BLOCK
 }
 
 /// Writes the sums of some entries where they belong, from where they are.
@@ -141,8 +144,8 @@ struct Piece<'a, 'b> {
 }
 
 impl Piece<'_, '_> {
-    /// `y = matrix[row] . x[entry]` for so many entries from a tile on, with room for `ENTRIES`, as `[pair of panels][pair of
-    /// tiles][2 tiles][2 panels][16 entries][16 rows]`.
+    /// `y = matrix[row] . x[entry]` for so many entries from a tile on, with room for `ENTRIES`, as `[pair of tiles][pair of
+    /// panels][2 tiles][2 panels][16 entries][16 rows]`.
     fn multiply(&mut self, matrix: &Matrix, entries: (usize, usize), y: &mut [f32]) {
         let all = matrix.columns / STEP;
         for from in (0..all).step_by(STEPS) {
@@ -164,18 +167,25 @@ impl Piece<'_, '_> {
         let lines = |panel: usize| &self.lines[panel.min(panels - 1) * LINES..][..steps.len() * SIDE];
         let rest = self.tiled.rest.filter(|_| in_two_parts(matrix.quant));
         let (begin, end) = (steps.start * TILE, steps.end * TILE);
+        let tile_of = |entry: usize| (tile + entry / SIDE) * matrix.columns * SIDE;
         for entry in (0..entries).step_by(2 * SIDE) {
             let parts = [Some(self.tiled.values), rest].map(|values| {
-                let all = &values?[(tile + entry / SIDE) * matrix.columns * SIDE..];
+                let all = &values?[tile_of(entry)..];
                 let mut tiles = all.chunks(matrix.columns * SIDE).map(|tile| &tile[begin..end]);
                 let mut next = || tiles.next().unwrap_or_default();
                 Some([next(), if entries - entry > SIDE { next() } else { &[] }])
             });
             let (a, rest) = (parts[0].unwrap_or_default(), parts[1]);
+            // Those of the next two tiles, or of the first ones' next steps: all panels together fetch them.
+            let next = entry + 2 * SIDE;
+            let (next, at) = if next < entries { (next, begin) } else { (0, end % (matrix.columns * SIDE)) };
             for panel in (0..panels).step_by(2) {
                 let b = [lines(panel), lines(panel + 1)];
                 let c = &mut y[block(panel, entry / SIDE)..][..BLOCK];
-                self.open.multiply(Multiply { a, rest, b, c, accumulate: steps.start > 0 });
+                let (second, quarter) = (panel / PANELS_OF_TILE, panel % PANELS_OF_TILE / 2);
+                let ahead = tile_of(next + second * SIDE) + at + quarter * (end - begin) / 4;
+                let ahead = self.tiled.values.get(ahead..).unwrap_or_default();
+                self.open.multiply(Multiply { a, rest, ahead, b, c, accumulate: steps.start > 0 });
             }
         }
     }

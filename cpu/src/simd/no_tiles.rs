@@ -67,6 +67,10 @@ impl Open {
         match self.0 {}
     }
 
+    pub(crate) fn multiply_again(&self, _: HotProduct<'_>) {
+        match self.0 {}
+    }
+
     pub(crate) fn multiply_parts(&self, _: MultiplyParts<'_>) {
         match self.0 {}
     }

@@ -108,8 +108,11 @@ pub(crate) struct Unpack<'a, L> {
 pub(crate) struct Multiply<'a> {
     /// By tile: `[steps][16, 32]`, the second empty if there is one.
     pub(crate) a: [&'a [u16]; 2],
-    /// A second part of `a`, if there is one.
+    /// A second part of `a`, if there is one; as far behind the first in both tiles.
     pub(crate) rest: Option<[&'a [u16]; 2]>,
+    /// From where on activations are multiplied soon: 256 bytes of them for each step, of both parts, are fetched into the
+    /// second-level cache meanwhile, where there are two tiles.
+    pub(crate) ahead: &'a [u16],
     /// By tile: `[steps * 16]`
     pub(crate) b: [&'a [Line]; 2],
     /// `[1 or 2 of a][2 of b][16, 16]`: the tiles of the sums, one after the other. Rows of a larger matrix, apart from each other,
@@ -117,6 +120,18 @@ pub(crate) struct Multiply<'a> {
     pub(crate) c: &'a mut [f32],
     /// Whether `c` is added to.
     pub(crate) accumulate: bool,
+}
+
+/// `c = a b`, so many times, added up: what measures the unit.
+#[derive(Debug)]
+pub(crate) struct HotProduct<'a> {
+    /// As of [`Multiply`], two tiles.
+    pub(crate) a: [&'a [u16]; 2],
+    /// As of [`Multiply`].
+    pub(crate) b: [&'a [Line]; 2],
+    /// As of [`Multiply`].
+    pub(crate) c: &'a mut [f32],
+    pub(crate) times: usize,
 }
 
 /// `c (+)= a b + a' b + a b'` for two tiles of activations and two of weights, numbers of two parts each.

@@ -232,7 +232,7 @@ impl Drop for Open {
 impl Open {
     /// Multiplies.
     pub(crate) fn multiply(&self, work: Multiply<'_>) {
-        let Multiply { a, rest, b, c, accumulate } = work;
+        let Multiply { a, rest, ahead, b, c, accumulate } = work;
         let (steps, is_single) = (b[0].len() / SIDE, a[1].is_empty());
         let sums = if is_single { 2 } else { 4 } * SIDE * SIDE;
         assert!(steps > 0 && b[1].len() == b[0].len() && b[0].len() == steps * SIDE, "whole steps of both tiles");
@@ -243,51 +243,154 @@ impl Open {
         assert!(c.len() >= sums, "all tiles of c");
         let ([a0, a1], [b0, b1]) = (a.map(<[u16]>::as_ptr), b.map(<[Line]>::as_ptr));
         let [r0, r1] = rest.unwrap_or(a).map(<[u16]>::as_ptr);
-        let (c, line, bytes) = (c.as_mut_ptr(), size_of::<Line>(), steps * SIDE * size_of::<Line>());
-        // One bit says whether sums are loaded, the next whether there is a second part.
-        let todo = usize::from(accumulate) | usize::from(rest.is_some()) << 1;
+        let between = |rest: *const u16, a: *const u16| (rest as usize).wrapping_sub(a as usize);
+        assert!(is_single || between(r0, a0) == between(r1, a1), "parts equally far apart");
+        let behind = rest.map(|_| between(r0, a0));
+        let work = Pointers { a: [a0, a1], b: [b0, b1], c: c.as_mut_ptr(), ahead: ahead.as_ptr(), steps, accumulate };
         // SAFETY: the assertions keep every load and store within the slices, which the asm's tiles of 16 rows of 64
         // bytes cover; the registers were configured by `open`.
         unsafe {
-            if is_single {
-                asm!("shr {todo}, 1", "jnc 3f",
-                    "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]", "jmp 4f",
-                    "3:", "tilezero tmm0", "tilezero tmm1",
-                    "4:", "tileloadd tmm4, [{a} + {line}]", "tileloadd tmm6, [{b0} + {line}]",
-                    "tileloadd tmm7, [{b1} + {line}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
-                    "add {a}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
-                    "shr {todo}, 1", "jnc 5f", "mov {a}, {r}", "sub {b0}, {bytes}", "sub {b1}, {bytes}",
-                    "mov {n}, {bytes}", "shr {n}, 10", "xor {todo}, {todo}", "jmp 4b",
-                    "5:", "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
-                    a = inout(reg) a0 => _, b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _, r = in(reg) r0,
-                    n = inout(reg) steps => _, c = in(reg) c, line = in(reg) line, bytes = in(reg) bytes,
-                    todo = inout(reg) todo => _,
-                    out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _, options(nostack));
-            } else {
-                // What the next step multiplies is loaded as soon as the last product that needs the register has begun.
-                asm!("shr {todo}, 1", "jnc 3f",
-                    "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]",
-                    "tileloadd tmm2, [{c} + {line} + 2048]", "tileloadd tmm3, [{c} + {line} + 3072]", "jmp 2f",
-                    "3:", "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                    "2:", "tileloadd tmm6, [{b0} + {line}]", "tileloadd tmm4, [{a0} + {line}]",
-                    "tileloadd tmm7, [{b1} + {line}]", "tileloadd tmm5, [{a1} + {line}]", "jmp 6f",
-                    "4:", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7", "tileloadd tmm4, [{a0} + {line}]",
-                    "tdpbf16ps tmm2, tmm5, tmm6", "tileloadd tmm6, [{b0} + {line}]",
-                    "tdpbf16ps tmm3, tmm5, tmm7", "tileloadd tmm5, [{a1} + {line}]", "tileloadd tmm7, [{b1} + {line}]",
-                    "6:", "add {a0}, 1024", "add {a1}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
-                    "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
-                    "shr {todo}, 1", "jnc 5f", "mov {a0}, {r0}", "mov {a1}, {r1}", "sub {b0}, {bytes}", "sub {b1}, {bytes}",
-                    "mov {n}, {bytes}", "shr {n}, 10", "xor {todo}, {todo}", "jmp 2b",
-                    "5:", "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
-                    "tilestored [{c} + {line} + 2048], tmm2", "tilestored [{c} + {line} + 3072], tmm3",
-                    a0 = inout(reg) a0 => _, a1 = inout(reg) a1 => _,
-                    b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _, n = inout(reg) steps => _,
-                    r0 = in(reg) r0, r1 = in(reg) r1, bytes = in(reg) bytes,
-                    c = in(reg) c, line = in(reg) line, todo = inout(reg) todo => _,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack));
+            match (is_single, behind) {
+                (true, behind) => work.multiply_one(behind),
+                (false, None) => work.multiply_two(),
+                (false, Some(behind)) => work.multiply_two_parts(behind),
             }
+        }
+    }
+
+    /// Multiplies the same again and again.
+    pub(crate) fn multiply_again(&self, work: HotProduct<'_>) {
+        let HotProduct { a, b, c, times } = work;
+        let steps = b[0].len() / SIDE;
+        assert!(steps > 0 && times > 0 && b.iter().all(|b| b.len() == steps * SIDE), "whole steps of both tiles");
+        assert!(a.iter().all(|a| a.len() == steps * SIDE * STEP) && c.len() >= 4 * SIDE * SIDE, "as many of a, and c");
+        let ([a0, a1], [b0, b1]) = (a.map(<[u16]>::as_ptr), b.map(<[Line]>::as_ptr));
+        // SAFETY: as in `multiply`.
+        unsafe {
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "2:", "mov {n}, {bytes}",
+                "4:", "sub {n}, 1024", "lea {at}, [{a0} + {n}]", "tileloadd tmm4, [{at} + {line}]",
+                "lea {at}, [{b0} + {n}]", "tileloadd tmm6, [{at} + {line}]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "lea {at}, [{b1} + {n}]", "tileloadd tmm7, [{at} + {line}]", "tdpbf16ps tmm1, tmm4, tmm7",
+                "lea {at}, [{a1} + {n}]", "tileloadd tmm5, [{at} + {line}]", "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7", "test {n}, {n}", "jnz 4b", "dec {times}", "jnz 2b",
+                "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
+                "tilestored [{c} + {line} + 2048], tmm2", "tilestored [{c} + {line} + 3072], tmm3",
+                a0 = in(reg) a0, a1 = in(reg) a1, b0 = in(reg) b0, b1 = in(reg) b1, n = out(reg) _, at = out(reg) _,
+                bytes = in(reg) steps * SIDE * size_of::<Line>(), times = inout(reg) times => _,
+                c = in(reg) c.as_mut_ptr(), line = in(reg) size_of::<Line>(),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack));
+        }
+    }
+}
+
+/// A product of asserted sizes. Whatever it is made of, a sum is one chain: step by step, the first part before the second.
+struct Pointers {
+    a: [*const u16; 2],
+    b: [*const Line; 2],
+    c: *mut f32,
+    ahead: *const u16,
+    steps: usize,
+    accumulate: bool,
+}
+
+impl Pointers {
+    /// Of one tile of activations, with a second part so many bytes behind if there is one.
+    ///
+    /// # Safety
+    /// The registers are configured, and everything is there.
+    unsafe fn multiply_one(self, behind: Option<usize>) {
+        let Self { a: [a, _], b: [b0, b1], c, ahead: _, steps, accumulate } = self;
+        // SAFETY: see above.
+        unsafe {
+            asm!("test {accumulate}, {accumulate}", "jz 3f",
+                "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]", "jmp 4f",
+                "3:", "tilezero tmm0", "tilezero tmm1",
+                "4:", "tileloadd tmm4, [{a} + {line}]", "tileloadd tmm6, [{b0} + {line}]",
+                "tileloadd tmm7, [{b1} + {line}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                "test {behind}, {behind}", "jz 5f", "lea {rest}, [{a} + {behind}]", "tileloadd tmm5, [{rest} + {line}]",
+                "tdpbf16ps tmm0, tmm5, tmm6", "tdpbf16ps tmm1, tmm5, tmm7",
+                "5:", "add {a}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
+                "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
+                a = inout(reg) a => _, b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _,
+                behind = in(reg) behind.unwrap_or_default(), rest = out(reg) _,
+                n = inout(reg) steps => _, c = in(reg) c, line = in(reg) size_of::<Line>(),
+                accumulate = in(reg) usize::from(accumulate),
+                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack));
+        }
+    }
+
+    /// Of two. What the next step multiplies is loaded as soon as the last product that needs the register has begun.
+    ///
+    /// # Safety
+    /// As of one.
+    unsafe fn multiply_two(self) {
+        let Self { a: [a0, a1], b: [b0, b1], c, ahead, steps, accumulate } = self;
+        // SAFETY: see above; what is fetched ahead may be anywhere.
+        unsafe {
+            asm!("test {accumulate}, {accumulate}", "jz 3f",
+                "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]",
+                "tileloadd tmm2, [{c} + {line} + 2048]", "tileloadd tmm3, [{c} + {line} + 3072]", "jmp 2f",
+                "3:", "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "2:", "tileloadd tmm6, [{b0} + {line}]", "tileloadd tmm4, [{a0} + {line}]",
+                "tileloadd tmm7, [{b1} + {line}]", "tileloadd tmm5, [{a1} + {line}]", "jmp 6f",
+                "4:", "tdpbf16ps tmm0, tmm4, tmm6", "prefetcht1 [{ahead} - 256]",
+                "tdpbf16ps tmm1, tmm4, tmm7", "tileloadd tmm4, [{a0} + {line}]", "prefetcht1 [{ahead} - 192]",
+                "tdpbf16ps tmm2, tmm5, tmm6", "tileloadd tmm6, [{b0} + {line}]", "prefetcht1 [{ahead} - 128]",
+                "tdpbf16ps tmm3, tmm5, tmm7", "tileloadd tmm5, [{a1} + {line}]", "tileloadd tmm7, [{b1} + {line}]",
+                "prefetcht1 [{ahead} - 64]",
+                "6:", "add {a0}, 1024", "add {a1}, 1024", "add {b0}, 1024", "add {b1}, 1024", "add {ahead}, 256",
+                "dec {n}", "jnz 4b",
+                "tdpbf16ps tmm0, tmm4, tmm6", "prefetcht1 [{ahead} - 256]",
+                "tdpbf16ps tmm1, tmm4, tmm7", "prefetcht1 [{ahead} - 192]",
+                "tdpbf16ps tmm2, tmm5, tmm6", "prefetcht1 [{ahead} - 128]",
+                "tdpbf16ps tmm3, tmm5, tmm7", "prefetcht1 [{ahead} - 64]",
+                "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
+                "tilestored [{c} + {line} + 2048], tmm2", "tilestored [{c} + {line} + 3072], tmm3",
+                a0 = inout(reg) a0 => _, a1 = inout(reg) a1 => _,
+                b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _, n = inout(reg) steps => _,
+                ahead = inout(reg) ahead => _, c = in(reg) c, line = in(reg) size_of::<Line>(),
+                accumulate = in(reg) usize::from(accumulate),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack));
+        }
+    }
+
+    /// Of two in two parts: both meet what is loaded of the weights.
+    ///
+    /// # Safety
+    /// As of one.
+    unsafe fn multiply_two_parts(self, behind: usize) {
+        let Self { a: [a0, a1], b: [b0, b1], c, ahead, steps, accumulate } = self;
+        // SAFETY: see above; what is fetched ahead may be anywhere.
+        unsafe {
+            asm!("test {accumulate}, {accumulate}", "jz 3f",
+                "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]",
+                "tileloadd tmm2, [{c} + {line} + 2048]", "tileloadd tmm3, [{c} + {line} + 3072]", "jmp 4f",
+                "3:", "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "4:", "tileloadd tmm6, [{b0} + {line}]", "tileloadd tmm4, [{a0} + {line}]",
+                "tdpbf16ps tmm0, tmm4, tmm6", "prefetcht1 [{ahead}]",
+                "tileloadd tmm7, [{b1} + {line}]", "tdpbf16ps tmm1, tmm4, tmm7", "prefetcht1 [{ahead} + 64]",
+                "tileloadd tmm5, [{a1} + {line}]", "tdpbf16ps tmm2, tmm5, tmm6", "prefetcht1 [{ahead} + 128]",
+                "tdpbf16ps tmm3, tmm5, tmm7", "prefetcht1 [{ahead} + 192]", "lea {rest}, [{a0} + {behind}]",
+                "tileloadd tmm4, [{rest} + {line}]", "lea {rest}, [{a1} + {behind}]",
+                "tdpbf16ps tmm0, tmm4, tmm6", "prefetcht1 [{ahead} + {behind}]",
+                "tdpbf16ps tmm1, tmm4, tmm7", "prefetcht1 [{ahead} + {behind} + 64]",
+                "tileloadd tmm5, [{rest} + {line}]",
+                "tdpbf16ps tmm2, tmm5, tmm6", "prefetcht1 [{ahead} + {behind} + 128]",
+                "tdpbf16ps tmm3, tmm5, tmm7", "prefetcht1 [{ahead} + {behind} + 192]",
+                "add {a0}, 1024", "add {a1}, 1024", "add {b0}, 1024", "add {b1}, 1024", "add {ahead}, 256",
+                "dec {n}", "jnz 4b",
+                "tilestored [{c} + {line}], tmm0", "tilestored [{c} + {line} + 1024], tmm1",
+                "tilestored [{c} + {line} + 2048], tmm2", "tilestored [{c} + {line} + 3072], tmm3",
+                a0 = inout(reg) a0 => _, a1 = inout(reg) a1 => _,
+                b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _, n = inout(reg) steps => _,
+                ahead = inout(reg) ahead => _, behind = in(reg) behind, rest = out(reg) _,
+                c = in(reg) c, line = in(reg) size_of::<Line>(), accumulate = in(reg) usize::from(accumulate),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack));
         }
     }
 }
