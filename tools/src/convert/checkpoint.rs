@@ -104,7 +104,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Adds the tensors of one file, all of them or the ones the index names.
+    /// Adds the tensors of one file, among which those are that the index names.
     fn add(&mut self, folder: &Path, name: &str, expected: Option<&BTreeSet<&str>>) -> Result<()> {
         let mut file = File::open(folder.join(name)).with_context(|| name.to_string())?;
         let (metadata, start) = super::directory::read(&mut file, name)?;
@@ -114,8 +114,11 @@ impl Checkpoint {
         }
         let shard = self.shards.len();
         for (tensor, info) in tensors {
-            if expected.is_some_and(|names| !names.contains(tensor.as_str())) {
-                continue;
+            if let Some(before) = self.tensors.get(&tensor) {
+                bail!(
+                    "{name}: tensor {tensor} is in {} as well, expected it in one of them",
+                    self.shards[before.shard].name
+                );
             }
             let offset = start + info.data_offsets.0 as u64;
             let (shape, dtype) = (info.shape.clone(), info.dtype);

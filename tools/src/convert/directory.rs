@@ -3,7 +3,10 @@
 
 use anyhow::{Context as _, Result, bail};
 use safetensors::tensor::{Dtype, Metadata};
-use serde_json::{Map, Value};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fmt::{Formatter, Result as Written};
 use std::fs::File;
 use std::io::Read;
 
@@ -30,7 +33,8 @@ pub(super) fn read(file: &mut File, name: &str) -> Result<(Metadata, u64)> {
     let mut header = vec![0; size as usize];
     file.read_exact(&mut header).with_context(|| name.to_string())?;
     let of_library = || format!("{name}: the header is no safetensors header");
-    check(&serde_json::from_slice(&header).with_context(of_library)?).with_context(|| name.to_string())?;
+    let Entries(entries) = serde_json::from_slice(&header).with_context(of_library)?;
+    check(&entries).with_context(|| name.to_string())?;
     let metadata: Metadata = serde_json::from_slice(&header).with_context(of_library)?;
     let expected = (8 + size).checked_add(metadata.data_len() as u64);
     if expected != Some(length) {
@@ -39,8 +43,36 @@ pub(super) fn read(file: &mut File, name: &str) -> Result<(Metadata, u64)> {
     Ok((metadata, 8 + size))
 }
 
+/// The entries of an object as they stand there: a map would have the last one of each name.
+struct Entries(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Entries, D::Error> {
+        from.deserialize_map(Entries(Vec::new()))
+    }
+}
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = Entries;
+
+    fn expecting(&self, out: &mut Formatter<'_>) -> Written {
+        out.write_str("an object")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(mut self, mut map: M) -> Result<Entries, M::Error> {
+        while let Some(entry) = map.next_entry()? {
+            self.0.push(entry);
+        }
+        Ok(self)
+    }
+}
+
 /// Every tensor has the bytes that its type and shape make, and begins where another one ends.
-fn check(entries: &Map<String, Value>) -> Result<()> {
+fn check(entries: &[(String, Value)]) -> Result<()> {
+    let mut names = BTreeSet::new();
+    if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
+        bail!("tensor {name} occurs twice in the header, expected one of each name");
+    }
     let tensors = entries.iter().filter(|(name, _)| *name != REMARKS);
     let mut places = tensors.map(|(name, entry)| Ok((place(name, entry)?, name))).collect::<Result<Vec<_>>>()?;
     places.sort_unstable();

@@ -111,6 +111,19 @@ fn a_missing_or_lying_shard_is_named() {
     let index_text = std::fs::read_to_string(fixture.path(index)).unwrap();
     fixture.write(index, &index_text.replace("model.norm.weight", "model.norm.nothing"));
     assert!(message().contains("tensor model.norm.nothing is missing"), "{}", message());
+    // What the index leaves out is there all the same.
+    let left_out = index_text.replace(&format!("\"model.layers.1.input_layernorm.weight\":\"{file}\","), "");
+    assert_ne!(left_out, index_text);
+    fixture.write(index, &left_out);
+    plan(fixture.folder.path(), &of(Quant::F32)).unwrap();
+    fixture.write(index, &index_text);
+    let both = |name: &str| name.contains("layers.1") || name.contains("norm") || name.contains("embed");
+    fixture.write_tensors(file, both);
+    let first = "model-00001-of-00002.safetensors";
+    let expected =
+        format!("{file}: tensor model.embed_tokens.weight is in {first} as well, expected it in one of them");
+    assert_eq!(message(), expected);
+    std::fs::write(fixture.path(file), &bytes).unwrap();
     fixture.write(index, &index_text.replace(file, "../other.safetensors"));
     assert!(message().contains("expected the name of a file in the same folder"), "{}", message());
     fixture.write(index, "{}");
@@ -153,6 +166,25 @@ fn a_tensor_that_does_not_fit_its_place_is_named() {
         entry["data_offsets"] = json!([begin + 4, end + 4]);
     });
     assert!(moved.contains(" of the data, expected ") && moved.contains("where the one before it ends"), "{moved}");
+}
+
+/// Maps keep the last one of a name, which may be another tensor than the one that was trained.
+#[test]
+fn two_tensors_of_one_name_are_refused() {
+    let fixture = llama();
+    fixture.save();
+    let name = "model.norm.weight";
+    let bytes = std::fs::read(fixture.path("model.safetensors")).unwrap();
+    let (_, rest) = bytes.split_at(8);
+    let (header, data) = rest.split_at(u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize);
+    let end = data.len();
+    let entry = json!({"dtype": "F32", "shape": [8], "data_offsets": [end, end + 32]});
+    let header = String::from_utf8(header.to_vec()).unwrap().replacen('{', &format!("{{\"{name}\":{entry},"), 1);
+    let all = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data, &[0; 32]].concat();
+    std::fs::write(fixture.path("model.safetensors"), all).unwrap();
+    let error = format!("{:#}", plan(fixture.folder.path(), &of(Quant::F32)).unwrap_err());
+    let expected = format!("model.safetensors: tensor {name} occurs twice in the header, expected one of each name");
+    assert_eq!(error, expected);
 }
 
 #[test]
