@@ -76,8 +76,8 @@ fn settings(config: &Json) -> Result<Settings> {
     let scopes = [("head_channel", Scope::HeadChannel), ("channel", Scope::Channel), ("head", Scope::Head)];
     let (scope_name, scope) = choice(config, "gate_scope", &scopes)?;
     let (_, pos_mode) = choice(config, "pos_mode", &[("abs", 0), ("cache", 1)])?;
-    let Some(rotated) = config.flag("rope_in_memory") else {
-        bail!("{CONFIG}: rope_in_memory is missing or no boolean, expected true or false");
+    let Some(rotated) = config.flag("rope_in_memory")? else {
+        bail!("{CONFIG}: rope_in_memory is missing, expected true or false");
     };
     let length =
         |name, range| -> Result<Value> { Ok(Value::U32(count(config, name, range)?.try_into().expect("in range"))) };

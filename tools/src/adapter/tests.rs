@@ -227,7 +227,8 @@ fn what_is_wrong_in_the_configuration_is_one_line() {
         ("activation", json!("relu"), "activation is \"relu\", expected elu1"),
         ("peft_type", json!("LORA"), "expected gates of EdgeInfinite: kvas convert --lora merges adapters of PEFT"),
         ("adapter_type", json!("lora"), "adapter_type is \"lora\", expected edgeinfinite"),
-        ("rope_in_memory", json!(1), "rope_in_memory is missing or no boolean"),
+        ("rope_in_memory", json!(1), "rope_in_memory is a number, expected true or false"),
+        ("rope_in_memory", Json::Null, "rope_in_memory is missing, expected true or false"),
     ] {
         let mut trial = Trial::new();
         trial.config[name] = value;

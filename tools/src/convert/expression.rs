@@ -5,11 +5,70 @@ use std::collections::HashMap;
 
 /// Named numbers read from a configuration, and what the tables compute from them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Values(HashMap<String, f64>);
+pub(super) struct Values {
+    numbers: HashMap<String, f64>,
+    origins: HashMap<String, Origin>,
+}
+
+/// Which setting a number comes from.
+#[derive(Debug, Clone)]
+pub(super) enum Origin {
+    /// This one says it.
+    Said(String),
+    /// None of these do, so that it was computed from others, or is what it is without them.
+    Missing { paths: String, default: &'static str },
+}
 
 impl Values {
     pub(super) fn set(&mut self, name: &str, value: f64) {
-        self.0.insert(name.into(), value);
+        self.numbers.insert(name.into(), value);
+    }
+
+    /// Sets a value and says where it is from, for messages.
+    pub(super) fn set_from(&mut self, name: &str, value: f64, origin: Origin) {
+        self.set(name, value);
+        self.origins.insert(name.into(), origin);
+    }
+
+    /// The settings that an expression comes from, with their values. Of an expression that is 0 those are at fault that are
+    /// 0 themselves, if there are any.
+    pub(super) fn said(&self, expression: &str) -> String {
+        let mut said = Vec::new();
+        self.collect(expression, &mut said);
+        said.join(", ")
+    }
+
+    fn collect(&self, expression: &str, said: &mut Vec<String>) {
+        let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let names: Vec<&str> = words.filter(|word| self.origins.contains_key(*word)).collect();
+        let is_zero = |name: &&&str| self.numbers.get(**name) == Some(&0.0);
+        let zeros: Vec<&str> = names.iter().filter(is_zero).copied().collect();
+        for name in if zeros.is_empty() { names } else { zeros } {
+            let value = self.numbers.get(name).copied().unwrap_or(0.0);
+            let one = match self.origins.get(name) {
+                Some(Origin::Said(path)) => format!("{path} = {value}"),
+                Some(Origin::Missing { paths, default }) => {
+                    self.collect(default, said);
+                    if paths.is_empty() {
+                        continue;
+                    }
+                    format!("{paths} is missing")
+                }
+                None => continue,
+            };
+            if !said.contains(&one) {
+                said.push(one);
+            }
+        }
+    }
+
+    /// What is wrong with the value of an expression, after the settings it comes from.
+    fn wrong(&self, expression: &str, what: &str) -> String {
+        match (self.said(expression), self.origins.get(expression)) {
+            (_, Some(Origin::Said(path))) => format!("{path}{what}"),
+            (said, Some(Origin::Missing { .. }) | None) if said.is_empty() => format!("{expression}{what}"),
+            (said, Some(Origin::Missing { .. }) | None) => format!("{said}: {expression}{what}"),
+        }
     }
 
     /// The value of an expression: names, numbers, `+ - * /`, parentheses, and `floor()` and `ceil()`.
@@ -20,7 +79,7 @@ impl Values {
             bail!("expression {expression}: unexpected {:?}", reader.rest);
         }
         if !value.is_finite() {
-            bail!("{expression} is not a finite number");
+            bail!("{}", self.wrong(expression, " is not a finite number"));
         }
         Ok(value)
     }
@@ -30,7 +89,7 @@ impl Values {
         let value = self.evaluate(expression)?;
         // Above 2^53 an f64 no longer tells neighbouring integers apart.
         if value < 0.0 || value.fract() != 0.0 || value > 9_007_199_254_740_992.0 {
-            bail!("{expression} = {value}, expected a whole number");
+            bail!("{}", self.wrong(expression, &format!(" = {value}, expected a whole number")));
         }
         Ok(value as usize)
     }
@@ -103,7 +162,7 @@ impl Reader<'_> {
             "ceil" => return Ok(self.parenthesis()?.ceil()),
             _ => {}
         }
-        match self.values.0.get(word) {
+        match self.values.numbers.get(word) {
             Some(&value) => Ok(value),
             None => bail!("expression: unknown value {word:?}"),
         }
@@ -137,7 +196,19 @@ mod tests {
         assert_eq!(value("ceil(floor(heads*2/3)/heads)*5"), 5.0);
         assert_eq!(values.shape("heads*head_dim, 3").unwrap(), [64, 3]);
         assert!(values.holds("").unwrap() && !values.holds("heads-4").unwrap());
-        for bad in ["width", "heads/0", "heads heads", "(heads", "0-1", "heads/3", "", "floor", "ceil 2"] {
+        values.set_from("heads", 5.0, Origin::Said("n_heads".into()));
+        values.set_from("width", 8.0, Origin::Said("n_embd".into()));
+        values.set_from("head_dim", 1.6, Origin::Missing { paths: "head_dim".into(), default: "width/heads" });
+        let wrong = |text: &str| values.count(text).unwrap_err().to_string();
+        assert_eq!(wrong("width/heads"), "n_embd = 8, n_heads = 5: width/heads = 1.6, expected a whole number");
+        assert_eq!(
+            wrong("head_dim"),
+            "n_embd = 8, n_heads = 5, head_dim is missing: head_dim = 1.6, expected a whole number"
+        );
+        values.set("width", 0.0);
+        values.set("head_dim", 0.0);
+        assert_eq!(values.said("heads*head_dim"), "n_embd = 0, head_dim is missing");
+        for bad in ["length", "heads/0", "heads heads", "(heads", "0-1", "heads/3", "", "floor", "ceil 2"] {
             assert!(values.count(bad).is_err(), "{bad}");
         }
     }

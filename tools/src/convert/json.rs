@@ -19,7 +19,10 @@ impl Json {
     pub(crate) fn read(folder: &Path, name: &str) -> Result<Option<Json>> {
         let Some(bytes) = read_file(folder, name)? else { return Ok(None) };
         let read = serde_json::from_slice(&bytes).or_else(|_| serde_json::from_slice(&without_constants(&bytes)));
-        let root = read.with_context(|| format!("{name}: not valid JSON"))?;
+        let root: Value = read.with_context(|| format!("{name}: not valid JSON"))?;
+        if !root.is_object() {
+            bail!("{name}: {}, expected an object", kind(&root));
+        }
         Ok(Some(Json { name: name.into(), root }))
     }
 
@@ -84,9 +87,19 @@ impl Json {
         }
     }
 
-    /// A boolean, if the path is there and is one.
-    pub(crate) fn flag(&self, path: &str) -> Option<bool> {
-        self.get(path).and_then(Value::as_bool)
+    /// A boolean, if the path is there.
+    pub(crate) fn flag(&self, path: &str) -> Result<Option<bool>> {
+        self.get(path).map_or(Ok(None), |value| self.truth(path, value).map(Some))
+    }
+
+    /// What the outermost object says of a key that an inner one may have, too.
+    pub(super) fn outer_flag(&self, key: &str) -> Result<Option<bool>> {
+        let value = self.root.get(key).filter(|value| !value.is_null());
+        value.map_or(Ok(None), |value| self.truth(key, value).map(Some))
+    }
+
+    fn truth(&self, path: &str, value: &Value) -> Result<bool> {
+        value.as_bool().with_context(|| format!("{}: {path} is {}, expected true or false", self.name, kind(value)))
     }
 }
 

@@ -93,18 +93,25 @@ fn sections(config: &Json, paths: &[&str], default: &[i32; 3]) -> Result<Vec<i32
 /// `general.sampling.*` from generation_config.json, unless it asks for greedy decoding.
 fn recommended_sampling(metadata: &mut Metadata, folder: &Path) -> Result<()> {
     let Some(generation) = Json::read(folder, "generation_config.json")? else { return Ok(()) };
-    if generation.flag("do_sample") == Some(false) {
+    if generation.flag("do_sample")? == Some(false) {
         return Ok(());
     }
-    for (path, key) in [
-        ("top_k", "top_k"),
-        ("top_p", "top_p"),
-        ("min_p", "min_p"),
-        ("temperature", "temp"),
-        ("repetition_penalty", "penalty_repeat"),
+    const MOST: f64 = i32::MAX as f64;
+    for (path, key, range) in [
+        ("top_k", "top_k", -1.0..=MOST),
+        ("top_p", "top_p", 0.0..=1.0),
+        ("min_p", "min_p", 0.0..=1.0),
+        ("temperature", "temp", 0.0..=MOST),
+        ("repetition_penalty", "penalty_repeat", 0.0..=MOST),
     ] {
         let Some(value) = generation.get(path) else { continue };
         let number = generation.number(path, value)?;
+        let is_whole = path != "top_k" || number.fract() == 0.0;
+        if value.is_boolean() || !range.contains(&number) || !is_whole {
+            let (least, most) = range.into_inner();
+            let whole = if path == "top_k" { "whole " } else { "" };
+            bail!("generation_config.json: {path} = {value}, expected a {whole}number from {least} to {most}");
+        }
         let value = if path == "top_k" { Value::I32(number as i32) } else { Value::F32(number as f32) };
         metadata.set(format!("general.sampling.{key}"), value);
     }

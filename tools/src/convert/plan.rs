@@ -112,7 +112,9 @@ impl Planner<'_> {
         let shape =
             self.settings.values.shape(origin.shape).with_context(|| format!("config.json: shape of {name}"))?;
         if shape.contains(&0) {
-            bail!("config.json: {name} would have the shape {shape:?}, expected no 0");
+            let sizes = origin.shape.split(',').zip(&shape).filter(|(_, size)| **size == 0);
+            let said = sizes.map(|(size, _)| self.settings.values.said(size)).collect::<Vec<_>>().join(", ");
+            bail!("config.json: {said}: {name} would have the shape {shape:?}, expected no 0");
         }
         let (data, shape, names) = match origin.source {
             Source::RopeFactors => (Data::Made(rope_factors(self.settings)?), shape, Vec::new()),

@@ -1,7 +1,7 @@
 //! What config.json says, in the terms of the tables: the architecture, its values, and the tags of every block.
 
 use super::checkpoint::Checkpoint;
-use super::expression::Values;
+use super::expression::{Origin, Values};
 use super::json::Json;
 use super::table::{Architecture, REFUSED, REFUSED_BESIDE, Refusal, Source, TagRule, Trunk};
 use super::{MtpBlocks, architectures, packed, scales};
@@ -64,7 +64,7 @@ impl Settings {
         let embeddings = checkpoint.get(&format!("{}{}", trunk.trunk, architecture.embeddings()));
         // A head that was trained apart counts, whatever the settings of the model say that it was made of.
         let is_other = head.zip(embeddings).map_or(Ok(false), |(head, embeddings)| checkpoint.differ(head, embeddings));
-        let tied = is_tied(&config, head.is_some()) && !is_other.context("lm_head.weight")?;
+        let tied = is_tied(&config, head.is_some())? && !is_other.context("lm_head.weight")?;
         values.set("own_head", f64::from(u8::from(head.is_some())));
         values.set("tied", f64::from(u8::from(tied)));
         let layers = limited(&values, "layers")?;
@@ -166,12 +166,15 @@ fn read_values(config: &Json, architecture: &Architecture, values: &mut Values) 
     });
     values.set("listed", lists.map(|entries| entries.len()).next().unwrap_or(0) as f64);
     for row in architecture.values.iter().copied().flatten() {
-        let value = match (config.first(row.paths), row.default) {
-            (Some((path, value)), _) => config.number(path, value)?,
-            (None, Some(default)) => values.evaluate(default).with_context(|| format!("config.json: {}", row.name))?,
+        let (value, origin) = match (config.first(row.paths), row.default) {
+            (Some((path, value)), _) => (config.number(path, value)?, Origin::Said(path.into())),
+            (None, Some(default)) => {
+                let value = values.evaluate(default).with_context(|| format!("config.json: {}", row.name))?;
+                (value, Origin::Missing { paths: row.paths.join(" or "), default })
+            }
             (None, None) => bail!("config.json: {} is missing, expected a number", row.paths.join(" or ")),
         };
-        values.set(row.name, value);
+        values.set_from(row.name, value, origin);
     }
     Ok(())
 }
@@ -204,7 +207,9 @@ fn set_rope_type(config: &Json, architecture: &Architecture, values: &mut Values
         bail!("config.json: {path} = {found:?}, expected default{others}{llama3}");
     }
     let truncate = ["rope_parameters.truncate", "rope_scaling.truncate"];
-    if let Some(path) = truncate.into_iter().find(|path| found == "yarn" && config.flag(path) == Some(false)) {
+    let whole = truncate.map(|path| config.flag(path).map(|said| (path, said)));
+    for said in whole.into_iter().filter(|_| found == "yarn") {
+        let (path, Some(false)) = said? else { continue };
         bail!("config.json: {path} = false, expected true: the range of columns that YaRN blends is whole numbers");
     }
     Ok(())
@@ -244,18 +249,18 @@ fn set_attention_factor(config: &Json, values: &mut Values) -> Result<()> {
 /// Whether the embeddings are the head: as the outermost object says, which is a wrapper's where there is one, or else as
 /// its language model does. Where nobody says, or the head that one of them speaks of is not there, the tensors do: as they do
 /// where there is a head with other numbers.
-fn is_tied(config: &Json, own_head: bool) -> bool {
-    let inner = config.flag("tie_word_embeddings");
-    match config.root().get("tie_word_embeddings").and_then(Value::as_bool).or(inner) {
+fn is_tied(config: &Json, own_head: bool) -> Result<bool> {
+    let inner = config.flag("tie_word_embeddings")?;
+    Ok(match config.outer_flag("tie_word_embeddings")?.or(inner) {
         None => !own_head,
         Some(tied) => tied || (!own_head && inner == Some(true)),
-    }
+    })
 }
 
 fn limited(values: &Values, name: &str) -> Result<usize> {
     match values.count(name).context("config.json")? {
         count @ 1..=BLOCKS_MAX => Ok(count),
-        count => bail!("config.json: {name} = {count}, expected 1 to {BLOCKS_MAX}"),
+        count => bail!("config.json: {}: {name} = {count}, expected 1 to {BLOCKS_MAX}", values.said(name)),
     }
 }
 

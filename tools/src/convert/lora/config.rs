@@ -61,17 +61,17 @@ impl Config {
             Some(value) => positive(path, value),
             None => bail!("{CONFIG}: {path} is missing, expected a positive number"),
         };
-        let flag = |path: &str| config.flag(path) == Some(true);
+        let flag = |path: &str| config.flag(path).map(|said| said == Some(true));
         Ok(Config {
             rank: number("r")?,
             alpha: number("lora_alpha")?,
             ranks: patterns(&config, "rank_pattern")?,
             alphas: patterns(&config, "alpha_pattern")?,
-            rslora: flag("use_rslora"),
+            rslora: flag("use_rslora")?,
             tokens: tokens(&config, "trainable_token_indices")?,
             parameters: texts(&config, "target_parameters")?,
-            dora: flag("use_dora"),
-            tying: flag("ensure_weight_tying"),
+            dora: flag("use_dora")?,
+            tying: flag("ensure_weight_tying")?,
         })
     }
 

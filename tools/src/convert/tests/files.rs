@@ -271,6 +271,18 @@ fn recommended_sampling_is_carried_over() {
     assert_eq!(file.metadata().get("general.sampling.top_k"), Some(&Value::I32(20)));
     fixture.write("generation_config.json", r#"{"temperature": 0.6, "do_sample": false}"#);
     assert!(fixture.f32().metadata().get("general.sampling.temp").is_none());
+    for (text, expected) in [
+        (r#"{"temperature": -1}"#, "temperature = -1, expected a number from 0 to 2147483647"),
+        (r#"{"temperature": true}"#, "temperature = true, expected a number from 0 to 2147483647"),
+        (r#"{"top_p": [0.9]}"#, "top_p is a list, expected a number"),
+        (r#"{"top_p": 2}"#, "top_p = 2, expected a number from 0 to 1"),
+        (r#"{"top_k": 20.5}"#, "top_k = 20.5, expected a whole number from -1 to 2147483647"),
+        (r#"{"top_k": 1e12}"#, "top_k = 1000000000000.0, expected a whole number from -1 to 2147483647"),
+        (r#"{"do_sample": "no"}"#, "do_sample is a text, expected true or false"),
+    ] {
+        fixture.write("generation_config.json", text);
+        assert_eq!(fixture.error(&of(Quant::F32)), format!("generation_config.json: {expected}"));
+    }
 }
 
 /// What a file of several parts holds, read as one.

@@ -125,6 +125,41 @@ fn special_tokens_come_from_the_first_file_that_names_them() {
     assert_eq!(error, "config.json: eos_token_id = 12, expected an id below vocab_size 12");
 }
 
+/// Also where another file names the token, so that nobody would ask.
+#[test]
+fn special_tokens_of_other_kinds_are_refused() {
+    let mut fixture = llama();
+    fixture.config["eos_token_id"] = Json::Null;
+    let refused = |fixture: &Fixture, file: &str, text: &str| {
+        fixture.write(file, text);
+        let error = fixture.error(&of(Quant::F32));
+        remove(fixture, file);
+        error
+    };
+    let settings = "tokenizer_config.json";
+    for (text, expected) in [
+        (r#"{"eos_token": "<none>"}"#, r#"eos_token = "<none>", expected a token of the vocabulary"#),
+        (r#"{"eos_token": 8}"#, "eos_token is a number, expected a text or an object with its content"),
+        (r#"{"bos_token": {"text": "a"}}"#, "bos_token is an object, expected a text or an object with its content"),
+        (r#"{"bos_token": "a", "add_bos_token": "no"}"#, "add_bos_token is a text, expected true or false"),
+        ("[1]", "a list, expected an object"),
+    ] {
+        assert_eq!(refused(&fixture, settings, text), format!("{settings}: {expected}"));
+    }
+    fixture.config["eos_token_id"] = json!(8);
+    let generation = "generation_config.json";
+    for text in [r#""<|end|>""#, r#"[8,"9"]"#, "[[8]]", "8.5", "true", "{}"] {
+        let error = refused(&fixture, generation, &format!(r#"{{"eos_token_id": {text}}}"#));
+        assert_eq!(error, format!("{generation}: eos_token_id = {text}, expected the id of a token or a list of ids"));
+    }
+    // What is no token is of no use, and does no harm where the id is said.
+    fixture.write(settings, r#"{"eos_token": "<none>", "pad_token": "[PAD]"}"#);
+    assert_eq!(uint(&fixture.f32(), "tokenizer.ggml.eos_token_id"), 8);
+    fixture.config["tie_word_embeddings"] = json!(2);
+    let error = fixture.error(&of(Quant::F32));
+    assert_eq!(error, "config.json: tie_word_embeddings is a number, expected true or false");
+}
+
 #[test]
 fn further_tokens_that_end_an_answer_are_named() {
     let fixture = llama();
@@ -180,6 +215,25 @@ fn chat_templates_come_from_a_file_or_the_settings() {
     let file = fixture.f32();
     assert_eq!(template(&file), "one");
     assert_eq!(file.metadata().string("tokenizer.chat_template.rag").unwrap(), "two");
+    for (list, expected) in [
+        (json!([]), "chat_template has [], expected one of the name \"default\""),
+        (
+            json!([{"name": "a", "template": "1"}, {"name": "b", "template": "2"}]),
+            "chat_template has [\"a\", \"b\"], expected",
+        ),
+        (json!([{"name": "default", "template": "1"}, {"name": "default", "template": "2"}]), "has two of the name"),
+        (json!([{"name": "x", "template": 1}]), "expected a name and a template in each entry"),
+        (
+            json!([{"name": "default", "template": "1"}, {"name": "a b", "template": "2"}, {"name": "A-B", "template": "3"}]),
+            "chat_template: two are named a_b, expected names that differ",
+        ),
+    ] {
+        fixture.write("tokenizer_config.json", &json!({"chat_template": list}).to_string());
+        let error = fixture.error(&of(Quant::F32));
+        assert!(error.contains(expected), "{error}");
+    }
+    fixture.write("tokenizer_config.json", r#"{"chat_template": [{"name": "chat", "template": "only"}]}"#);
+    assert_eq!(template(&fixture.f32()), "only");
     fixture.write("tokenizer_config.json", r#"{"chat_template": 7}"#);
     assert!(fixture.error(&of(Quant::F32)).contains("chat_template, expected a text or a list"));
 }

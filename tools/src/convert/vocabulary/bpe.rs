@@ -7,13 +7,13 @@ use kvas_gguf::{Metadata, Value};
 use std::collections::HashMap;
 
 /// True if the file holds a BPE over the 256 visible bytes, without byte fallback.
-pub(super) fn is_byte_level(tokenizer: &Json) -> bool {
+pub(super) fn is_byte_level(tokenizer: &Json) -> Result<bool> {
     let bytes = ["pre_tokenizer", "decoder"].iter().any(|part| {
         tokenizer
             .get(part)
             .is_some_and(|part| steps(part, "pretokenizers").iter().any(|step| step["type"] == "ByteLevel"))
     });
-    is_bpe(tokenizer) && bytes && tokenizer.flag("model.byte_fallback") != Some(true)
+    Ok(is_bpe(tokenizer) && bytes && tokenizer.flag("model.byte_fallback")? != Some(true))
 }
 
 /// True if the model is a BPE. Files from before the type was written have merges.

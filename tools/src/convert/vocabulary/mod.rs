@@ -100,14 +100,15 @@ pub(super) fn write(metadata: &mut Metadata, folder: &Path, vocab: usize, pre: O
     let tokenizer = Json::read(folder, "tokenizer.json")?;
     let settings = Json::read(folder, "tokenizer_config.json")?;
     let pieces = read_file(folder, "tokenizer.model")?;
+    let is_byte_level = tokenizer.as_ref().map_or(Ok(false), bpe::is_byte_level)?;
     let name = match (&tokenizer, &pieces) {
-        (Some(tokenizer), _) if bpe::is_byte_level(tokenizer) => bpe::write(metadata, tokenizer, vocab, pre)?,
+        (Some(tokenizer), _) if is_byte_level => bpe::write(metadata, tokenizer, vocab, pre)?,
         (tokenizer, Some(pieces)) => {
             tokenizer.as_ref().map_or(Ok(()), sentencepiece::check_normalizer)?;
             let added = tokenizer.as_ref().or(settings.as_ref());
             let name = sentencepiece::write(metadata, folder, pieces, added, vocab)?;
             // What the library does with the model is what the model was trained with.
-            if let Some(adds) = settings.as_ref().and_then(|settings| settings.flag("add_prefix_space")) {
+            if let Some(adds) = settings.as_ref().map_or(Ok(None), |settings| settings.flag("add_prefix_space"))? {
                 metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(adds));
             }
             tokenizer.iter().for_each(|tokenizer| sentencepiece::write_space_kind(metadata, tokenizer));

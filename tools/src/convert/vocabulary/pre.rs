@@ -71,7 +71,7 @@ pub(super) fn recognise(tokenizer: &Json) -> Result<&'static str> {
         Some(part) => steps(part, "pretokenizers").into_iter().map(step).collect(),
         None => Vec::new(),
     };
-    let ignores_merges = tokenizer.flag("model.ignore_merges") == Some(true);
+    let ignores_merges = tokenizer.flag("model.ignore_merges")? == Some(true);
     match TABLE.iter().find(|row| row.1 == found) {
         // The same split, but a word that is a token is taken whole only under the first name.
         Some(("llama-bpe", _)) if !ignores_merges => Ok("smaug-bpe"),

@@ -219,7 +219,7 @@ fn add_all(tokens: &mut Tokens, file: &Json) -> Result<()> {
 /// Writes the vocabulary of a tokenizer.json whose BPE has byte fallback. The place of a merge becomes the score of the
 /// token it makes, which is the order in which a SentencePiece model merges too.
 pub(super) fn write_from_merges(metadata: &mut Metadata, tokenizer: &Json, vocab: usize) -> Result<String> {
-    if !bpe::is_bpe(tokenizer) || tokenizer.flag("model.byte_fallback") != Some(true) {
+    if !bpe::is_bpe(tokenizer) || tokenizer.flag("model.byte_fallback")? != Some(true) {
         let found = tokenizer.text("model.type")?.unwrap_or("of no type");
         bail!("tokenizer.json: the model is {found}, expected a byte-level BPE or a BPE with byte fallback");
     }

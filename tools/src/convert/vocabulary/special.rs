@@ -1,8 +1,8 @@
 //! The special tokens: their ids, and whether a reader adds them to a text.
 
 use super::{bpe, pre};
-use crate::convert::json::Json;
-use anyhow::{Result, bail};
+use crate::convert::json::{Json, kind};
+use anyhow::{Context as _, Result, bail};
 use kvas_gguf::{Metadata, Value};
 use serde_json::Value as JsonValue;
 use std::path::Path;
@@ -29,14 +29,19 @@ pub(super) fn write(
     let config = Json::read(folder, "config.json")?;
     let generation = Json::read(folder, "generation_config.json")?;
     for (token, key) in TOKENS {
-        let mut id = None;
-        if let Some(text) = settings.and_then(|settings| text_of(settings, token)) {
-            id = id_of(metadata, tokenizer, text)?;
-        }
+        let text = settings.map_or(Ok(None), |settings| text_of(settings, token))?;
+        let mut id = text.map_or(Ok(None), |text| id_of(metadata, tokenizer, text))?;
         for file in [&config, &generation].into_iter().flatten() {
-            if id.is_none() {
-                id = configured(file, token, vocab)?;
+            let path = format!("{token}_token_id");
+            // The first one where several end a generation.
+            let first = ids(file, &path)?.first().copied().flatten();
+            if let Some(first) = first.filter(|_| id.is_none()) {
+                id = Some(within(file, &path, first, vocab)?);
             }
+        }
+        // Without this one answers do not end; the others may have no place in a vocabulary.
+        if let (Some(text), None, "eos") = (text, id, *token) {
+            bail!("tokenizer_config.json: eos_token = {text:?}, expected a token of the vocabulary");
         }
         if let Some(id) = id {
             metadata.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
@@ -44,9 +49,10 @@ pub(super) fn write(
     }
     write_further_ends(metadata, [generation.as_ref(), config.as_ref()], vocab)?;
     for token in ["bos", "eos"] {
-        let said = settings.and_then(|settings| settings.flag(&format!("add_{token}_token")));
+        let said = settings.map_or(Ok(None), |settings| settings.flag(&format!("add_{token}_token")))?;
         let template = tokenizer.and_then(template);
-        let shown = template.and_then(|template| shown(template, settings, token));
+        let text = settings.map_or(Ok(None), |settings| text_of(settings, token))?;
+        let shown = template.and_then(|template| shown(template, text, token));
         let Some(adds) = said.or(shown).or_else(|| default(metadata, token, template.is_some())) else { continue };
         let known = metadata.get(&format!("tokenizer.ggml.{token}_token_id")).is_some();
         metadata.set(format!("tokenizer.ggml.add_{token}_token"), Value::Bool(adds && known));
@@ -71,14 +77,12 @@ const KNOWN_ENDS: &[&str] = &[
 /// name them, for readers end answers there, too.
 fn write_further_ends(metadata: &mut Metadata, files: [Option<&Json>; 2], vocab: usize) -> Result<()> {
     let path = "eos_token_id";
-    let Some((file, ids)) = files.into_iter().flatten().find_map(|file| Some((file, file.get(path)?))) else {
-        return Ok(());
-    };
+    let Some(file) = files.into_iter().flatten().find(|file| file.get(path).is_some()) else { return Ok(()) };
     let eos = metadata.uint_opt("tokenizer.ggml.eos_token_id")?;
     let mut keys = ["eot", "eom"].into_iter();
-    for id in ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice) {
+    for id in ids(file, path)?.into_iter().flatten() {
         // What is no token of the vocabulary ends nothing.
-        let Ok(Some(id)) = checked(file, path, id, vocab) else { continue };
+        let Ok(id) = within(file, path, id, vocab) else { continue };
         if Some(u64::from(id)) == eos {
             continue;
         }
@@ -93,9 +97,13 @@ fn write_further_ends(metadata: &mut Metadata, files: [Option<&Json>; 2], vocab:
 }
 
 /// The text of a special token in tokenizer_config.json, where it is a text or an object with one.
-fn text_of<'a>(settings: &'a Json, token: &str) -> Option<&'a str> {
-    let entry = settings.get(&format!("{token}_token"))?;
-    entry.as_str().or_else(|| entry["content"].as_str())
+fn text_of<'a>(settings: &'a Json, token: &str) -> Result<Option<&'a str>> {
+    let path = format!("{token}_token");
+    let Some(entry) = settings.get(&path) else { return Ok(None) };
+    let text = entry.as_str().or_else(|| entry["content"].as_str());
+    text.map(Some).with_context(|| {
+        format!("{}: {path} is {}, expected a text or an object with its content", settings.name(), kind(entry))
+    })
 }
 
 fn id_of(metadata: &Metadata, tokenizer: Option<&Json>, text: &str) -> Result<Option<u32>> {
@@ -115,25 +123,23 @@ fn id_of(metadata: &Metadata, tokenizer: Option<&Json>, text: &str) -> Result<Op
     Ok(found)
 }
 
-/// The id in config.json or generation_config.json; the first one where several end a generation.
-fn configured(file: &Json, token: &str, vocab: usize) -> Result<Option<u32>> {
-    let path = format!("{token}_token_id");
-    let first = match file.get(&path) {
-        Some(JsonValue::Array(ids)) => ids.first(),
-        other => other,
+/// The ids that config.json or generation_config.json has there, one or a list; -1 means that there is none.
+fn ids(file: &Json, path: &str) -> Result<Vec<Option<u64>>> {
+    let Some(said) = file.get(path) else { return Ok(Vec::new()) };
+    let listed = said.as_array().map_or(std::slice::from_ref(said), Vec::as_slice);
+    let id = |id: &JsonValue| match (id.as_u64(), id.as_i64()) {
+        (Some(id), _) => Ok(Some(id)),
+        (None, Some(_)) => Ok(None),
+        (None, None) => bail!("{}: {path} = {said}, expected the id of a token or a list of ids", file.name()),
     };
-    first.map_or(Ok(None), |id| checked(file, &path, id, vocab))
+    listed.iter().map(id).collect()
 }
 
-/// An id that a file says, if it is one of the vocabulary.
-fn checked(file: &Json, path: &str, id: &JsonValue, vocab: usize) -> Result<Option<u32>> {
-    // -1 means that there is none.
-    if id.as_i64().is_some_and(|id| id < 0) {
-        return Ok(None);
-    }
-    match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
-        Some(id) if (id as usize) < vocab => Ok(Some(id)),
-        _ => bail!("{}: {path} = {id}, expected an id below vocab_size {vocab}", file.name()),
+/// An id that a file says, which has to be one of the vocabulary.
+fn within(file: &Json, path: &str, id: u64, vocab: usize) -> Result<u32> {
+    match u32::try_from(id) {
+        Ok(id) if (id as usize) < vocab => Ok(id),
+        Ok(_) | Err(_) => bail!("{}: {path} = {id}, expected an id below vocab_size {vocab}", file.name()),
     }
 }
 
@@ -145,10 +151,10 @@ fn template(tokenizer: &Json) -> Option<&Vec<JsonValue>> {
 }
 
 /// Whether the template has the token first (bos) or last (eos); `None` if it has no special token there.
-fn shown(template: &[JsonValue], settings: Option<&Json>, token: &str) -> Option<bool> {
+fn shown(template: &[JsonValue], text: Option<&str>, token: &str) -> Option<bool> {
     let piece = if token == "bos" { template.first() } else { template.last() }?;
     let special = piece["SpecialToken"]["id"].as_str()?;
-    Some(settings.and_then(|settings| text_of(settings, token)).is_none_or(|text| text == special))
+    Some(text.is_none_or(|text| text == special))
 }
 
 /// What to say where the files say nothing: the truth, where readers would assume something else.

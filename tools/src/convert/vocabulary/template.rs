@@ -33,11 +33,23 @@ pub(super) fn write(metadata: &mut Metadata, folder: &Path, settings: Option<&Js
             for entry in list {
                 match (entry["name"].as_str(), entry["template"].as_str()) {
                     (Some("default"), Some(template)) => {
+                        if metadata.get("tokenizer.chat_template").is_some() {
+                            bail!("{}: chat_template has two of the name \"default\", expected one", file.name());
+                        }
                         metadata.set("tokenizer.chat_template", Value::String(template.into()));
                     }
                     (Some(name), Some(template)) => named.push((name.to_string(), template.to_string())),
                     _ => bail!("{}: chat_template, expected a name and a template in each entry", file.name()),
                 }
+            }
+            // One without a name of its own is the one that is used, whatever it is called.
+            if let ([_], [(_, template)]) = (list.as_slice(), named.as_slice()) {
+                metadata.set("tokenizer.chat_template", Value::String(template.clone()));
+                return Ok(());
+            }
+            if metadata.get("tokenizer.chat_template").is_none() {
+                let names: Vec<&str> = named.iter().map(|(name, _)| name.as_str()).collect();
+                bail!("{}: chat_template has {names:?}, expected one of the name \"default\"", file.name());
             }
             name_all(metadata, named)
         }
@@ -68,6 +80,9 @@ fn name_all(metadata: &mut Metadata, named: Vec<(String, String)>) -> Result<()>
         // Keys are made of lower-case letters, digits, dots and underscores.
         let safe = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
         let name: String = name.chars().map(safe).collect();
+        if names.contains(&name) {
+            bail!("chat_template: two are named {name}, expected names that differ in letters and digits");
+        }
         metadata.set(format!("tokenizer.chat_template.{name}"), Value::String(template));
         names.push(name);
     }
