@@ -89,6 +89,15 @@ fn every_command_has_examples_that_it_understands() {
 }
 
 #[test]
+fn the_readme_counts_the_presets() {
+    let help = succeeds(&["make-model", "--help"]);
+    let (_, names) = help.split_once("Whose shapes: ").unwrap();
+    let count = names.lines().next().unwrap().split(", ").count();
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    assert!(readme.contains(&format!("in the real layer shapes of {count} known models")), "{count} presets");
+}
+
+#[test]
 fn every_command_has_a_manual_page() {
     let temporary = crate::temporary::folder();
     let folder = temporary.path().join("man");
