@@ -36,8 +36,8 @@ fn syntax() -> Result<SyntaxConfig, Error> {
 
 /// `source` in a form that is safe to compile: without endless chains of operators or branches, and with each product
 /// of constants left to the rendering, where its size is checked, by multiplying with a variable that is 1. Signs that change
-/// nothing, which the engine does not know, are left out, macros have parameters for what is beyond theirs, and `true` and
-/// `false` are left to the rendering, too, where they are compared with what is more or less.
+/// nothing, which the engine does not know, are left out, macros have parameters for what is beyond theirs, and
+/// constants are left to the rendering, too, where they are compared with what is more or less.
 ///
 /// # Errors
 /// `TemplateSyntax` for a chain that is too long.
@@ -48,8 +48,7 @@ pub(super) fn harden(source: &str) -> Result<String, TextError> {
     let source = &spelled(source, syntax.clone(), &format!("not {ONE}"));
     let mut hardened = String::with_capacity(source.len());
     let (mut copied, mut after_operand) = (0, false);
-    // What the last token was, for comparisons.
-    let (mut after_truth, mut after_order) = (false, false);
+    let mut compared = Compared::default();
     let (mut operators, mut brackets, mut branches) = (0, 0_usize, 0);
     let mut macros = Macros::default();
     // Where the lexer fails the parser does too, and says what is wrong.
@@ -87,13 +86,11 @@ pub(super) fn harden(source: &str) -> Result<String, TextError> {
             hardened.push_str(ONE);
             copied = start;
         }
-        let (is_truth, is_order) = (is_truth(&token), is_order(&token));
-        if (after_truth && is_order) || (after_order && is_truth) {
+        if let Some(factor) = compared.before(&token) {
             hardened.push_str(&source[copied..start]);
-            hardened.push_str(&if is_order { format!("*{ONE}") } else { format!("{ONE}*") });
+            hardened.push_str(&factor);
             copied = start;
         }
-        (after_truth, after_order) = (is_truth, is_order);
         after_operand = is_operand_end(&token);
     }
     hardened.push_str(&source[copied..]);
@@ -132,11 +129,52 @@ fn nests(token: &Token<'_>, after_operand: bool) -> bool {
     }
 }
 
+/// The last token as far as comparisons of sizes go. The engine orders constants before it renders, where it finds no bool
+/// among numbers and nobody refuses two kinds.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Compared {
+    #[default]
+    Other,
+    Constant,
+    /// What it closes may be a constant.
+    Bracket,
+    Sign,
+    SignBehindBracket,
+}
+
+impl Compared {
+    /// What has to stand before a token, so that one side of a comparison is no constant.
+    fn before(&mut self, token: &Token<'_>) -> Option<String> {
+        let (is_truth, is_literal, is_sign) = (is_truth(token), is_literal(token), is_order(token));
+        let factor = match self {
+            Compared::Constant if is_sign => Some(format!("*{ONE}")),
+            Compared::Sign if is_truth => Some(format!("{ONE}*")),
+            Compared::SignBehindBracket if is_truth || is_literal => Some(format!("{ONE}*")),
+            Compared::Constant | Compared::Sign | Compared::SignBehindBracket | Compared::Bracket | Compared::Other => {
+                None
+            }
+        };
+        let is_bracket = matches!(token, Token::BracketClose | Token::ParenClose | Token::BraceClose);
+        *self = match (is_sign, *self) {
+            (true, Compared::Bracket) => Compared::SignBehindBracket,
+            (true, _) => Compared::Sign,
+            (false, _) if is_truth || is_literal => Compared::Constant,
+            (false, _) if is_bracket => Compared::Bracket,
+            (false, _) => Compared::Other,
+        };
+        factor
+    }
+}
+
+fn is_literal(token: &Token<'_>) -> bool {
+    matches!(token, Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_))
+}
+
 fn is_truth(token: &Token<'_>) -> bool {
     matches!(token, Token::Ident("true" | "True" | "false" | "False"))
 }
 
-/// Whether a token compares sizes: the engine orders constants before it renders, and finds no bool among numbers.
+/// Whether a token compares sizes.
 fn is_order(token: &Token<'_>) -> bool {
     matches!(token, Token::Lt | Token::Lte | Token::Gt | Token::Gte)
 }
@@ -157,6 +195,9 @@ pub(super) fn compile(source: &str) -> Result<Compiled<'_>, TextError> {
     let mut generator = CodeGenerator::new(NAME, source);
     generator.compile_stmt(&template);
     let (instructions, blocks) = generator.finish();
+    for part in blocks.values().chain([&instructions]) {
+        refuse_recursive_else(part)?;
+    }
     let guarded = guard(&instructions, source);
     Ok((guarded, blocks.iter().map(|(name, block)| (*name, guard(block, source))).collect()))
 }
@@ -198,6 +239,24 @@ fn guard<'a>(original: &Instructions<'a>, source: &'a str) -> Instructions<'a> {
     }
     guarded
 }
+
+/// The engine leaves a loop that was called again before its `else`, and a value that nobody takes.
+fn refuse_recursive_else(instructions: &Instructions<'_>) -> Result<(), TextError> {
+    for at in 0..len(instructions) {
+        if let (Some(Instruction::PushLoop(flags)), Some(Instruction::Iterate(end))) =
+            (instructions.get(at), instructions.get(at + 1))
+            && flags & RECURSIVE != 0
+            && matches!(instructions.get(*end), Some(Instruction::PushDidNotIterate))
+        {
+            let what = "a recursive loop with an else, expected one of the two".into();
+            return Err(TextError::TemplateSyntax { line: instructions.get_line(at).unwrap_or(0), what });
+        }
+    }
+    Ok(())
+}
+
+/// The flag of a loop that may be called.
+const RECURSIVE: u8 = 2;
 
 /// Tells the meter how far a loop is that has an `else`. As in Python, that is for a loop none of whose iterations came to
 /// its end, be it that there was none.

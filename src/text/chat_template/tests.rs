@@ -131,10 +131,27 @@ fn what_is_in_no_order_is_refused() {
         for sign in ["<", ">", "<=", ">="] {
             let error = render(&format!("{{% set x = {left} %}}{{{{ x {sign} {right} }}}}")).unwrap_err().to_string();
             assert!(error.contains("in no order, expected two numbers or two texts"), "{error}");
+            if matches!(left, "nothing" | "none") {
+                continue;
+            }
+            // Constants are no other values, alone and in brackets.
+            for source in [format!("{{{{ {left} {sign} {right} }}}}"), format!("{{{{ ({left}) {sign} {right} }}}}")] {
+                let error = render(&source).unwrap_err().to_string();
+                assert!(error.contains("in no order, expected two numbers or two texts"), "{source}: {error}");
+            }
         }
     }
     let known = "{% set x = 1 %}{{ x < 2.5 }} {{ 'a' < 'b' }} {{ true > 0 }} {{ [1] < [2] }} {{ x == 'a' }} {{ none == nothing }}";
     assert_eq!(render(known).unwrap(), "True True True True False False");
+    let constant = "{{ 1 < 2.5 }} {{ 'a' < 'b' }} {{ (1) < 2 }} {{ -1 < 1 }} {{ 7 % 4 < 3 }} {{ ('a' + 'b') < 'b' }} {{ 2 * 3 < 6 }}";
+    assert_eq!(render(constant).unwrap(), "True True True True False True False");
+}
+
+#[test]
+fn what_the_engine_does_wrong_is_refused() {
+    let source = "{% for a in [1] recursive %}{{ loop([]) }}{% else %}none{% endfor %}";
+    let error = ChatTemplate::new(&format!("\n{source}")).unwrap_err().to_string();
+    assert!(error.contains("line 2: ") && error.contains("a recursive loop with an else, expected"), "{error}");
 }
 
 #[test]
