@@ -340,7 +340,7 @@ fn malformed_files_are_accepted_or_refused_as_listed() {
 /// Renders the template of a file: a text or an error, soon.
 fn render_hostile(name: &str, path: &Path) {
     let file = kvas_gguf::GgufFile::open(path).unwrap();
-    let Some(template) = kvas::text::ChatTemplate::from_metadata(file.metadata(), None).unwrap() else {
+    let Some(template) = kvas::text::ChatTemplate::from_metadata(file.metadata()).unwrap() else {
         panic!("{name} has no template");
     };
     let started = Instant::now();

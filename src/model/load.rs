@@ -52,7 +52,7 @@ impl Model {
 
     /// The file's chat template; ChatML if it has none.
     pub fn template(&self) -> Result<ChatTemplate, ModelError> {
-        Ok(ChatTemplate::from_metadata(self.file.metadata(), None)?.unwrap_or_else(ChatTemplate::chatml))
+        Ok(ChatTemplate::from_metadata(self.file.metadata())?.unwrap_or_else(ChatTemplate::chatml))
     }
 
     /// Hands the weights to a backend. `progress` hears (bytes that are where they are used, bytes in all)

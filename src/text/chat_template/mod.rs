@@ -71,6 +71,7 @@ impl<'a> Conversation<'a> {
 }
 
 const KEY: &str = "tokenizer.chat_template";
+const KEY_WITH_TOOLS: &str = "tokenizer.chat_template.tool_use";
 
 impl ChatTemplate {
     /// Takes a template and checks its syntax.
@@ -83,15 +84,17 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The template of a model file: `tokenizer.chat_template`, or the variant `tokenizer.chat_template.NAME`. A broken
-    /// one is only found when it renders, so that the model still loads.
+    /// The template of a model file: `tokenizer.chat_template`, and where tools are offered the one that a file may have for
+    /// that. A broken one is only found when it renders, so that the model still loads.
     ///
     /// # Errors
-    /// `Metadata` if the key is not a string.
-    pub fn from_metadata(metadata: &Metadata, name: Option<&str>) -> Result<Option<ChatTemplate>, TextError> {
-        let key = name.map_or_else(|| KEY.to_owned(), |name| format!("{KEY}.{name}"));
-        let source = metadata.string_opt(&key)?;
-        Ok(source.map(|source| ChatTemplate { source: normalized(source) }))
+    /// `Metadata` if a key is not a string.
+    pub fn from_metadata(metadata: &Metadata) -> Result<Option<ChatTemplate>, TextError> {
+        let [source, with_tools] = [KEY, KEY_WITH_TOOLS].map(|key| metadata.string_opt(key));
+        let (source, with_tools) = (source?.map(normalized), with_tools?.map(normalized));
+        Ok(source.map(|source| ChatTemplate {
+            source: with_tools.map_or_else(|| source.clone(), |with_tools| either(&with_tools, &source)),
+        }))
     }
 
     /// The ChatML format, for models without a template.
@@ -170,6 +173,12 @@ fn normalized(source: &str) -> String {
         rest = after;
     }
     plain + rest
+}
+
+/// One template of two: the first where tools are offered. Each begins and ends as it would alone.
+fn either(with_tools: &str, without: &str) -> String {
+    let [with_tools, without] = [with_tools, without].map(|source| source.strip_suffix('\n').unwrap_or(source));
+    format!("{{% if tools +%}}{with_tools}{{%+ else +%}}{without}{{%+ endif %}}")
 }
 
 fn context(conversation: &Conversation<'_>) -> Value {

@@ -90,7 +90,7 @@ fn hostile_files_render_to_an_error_quickly() {
     let Some(folder) = shared("gguf-bad") else { return };
     for name in ["rec_macro", "deep_if", "nested_loops", "str_double", "unclosed", "empty"] {
         let file = GgufFile::open(&folder.join(format!("tmpl_{name}.gguf"))).unwrap();
-        let template = ChatTemplate::from_metadata(file.metadata(), None).unwrap().expect(name);
+        let template = ChatTemplate::from_metadata(file.metadata()).unwrap().expect(name);
         let messages = json!([{"role": "user", "content": "hi"}]);
         let (result, took) = timed(|| template.render(&Conversation::new(&messages)));
         eprintln!("{name}: {result:?} in {took:?}");
@@ -388,13 +388,21 @@ fn variables_time_and_training_marks() {
 #[test]
 fn models_bring_their_templates() {
     let mut metadata = Metadata::default();
-    assert_eq!(ChatTemplate::from_metadata(&metadata, None).unwrap(), None);
+    assert_eq!(ChatTemplate::from_metadata(&metadata).unwrap(), None);
     metadata.set(KEY, kvas_gguf::Value::String("{% broken".into()));
-    metadata.set(format!("{KEY}.tool_use"), kvas_gguf::Value::String("tools".into()));
-    let broken = ChatTemplate::from_metadata(&metadata, None).unwrap().unwrap();
+    let broken = ChatTemplate::from_metadata(&metadata).unwrap().unwrap();
     assert!(broken.render(&Conversation::new(&json!([]))).is_err());
-    let tools = ChatTemplate::from_metadata(&metadata, Some("tool_use")).unwrap().unwrap();
-    assert_eq!(tools.render(&Conversation::new(&json!([]))).unwrap(), "tools");
+    // One of its own for tools is used where there are some, and takes nothing from either.
+    metadata.set(KEY, kvas_gguf::Value::String("\n plain {{ tools is none }}\n  {# end #}\n".into()));
+    metadata.set(KEY_WITH_TOOLS, kvas_gguf::Value::String("\n {% set n = tools|length %}tools {{ n }}  \n".into()));
+    let template = ChatTemplate::from_metadata(&metadata).unwrap().unwrap();
+    let messages = json!([]);
+    let render = |tools: &Json| {
+        let tools = Some(tools).filter(|tools| !tools.is_null());
+        template.render(&Conversation { tools, ..Conversation::new(&messages) }).unwrap()
+    };
+    assert_eq!(render(&Json::Null), "\n plain True\n");
+    assert_eq!(render(&json!([{"type": "function"}])), "\ntools 1  ");
 }
 
 #[test]
