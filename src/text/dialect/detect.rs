@@ -56,6 +56,12 @@ pub(super) fn writes_calls(source: &str) -> bool {
     source.contains("tool_calls")
 }
 
+/// Whether reasoning of earlier answers is read from `thinking`, as LFM2.5 does it.
+pub(super) fn reads_thinking(source: &str) -> bool {
+    let plain = plain(source);
+    !plain.contains("reasoning_content") && (plain.contains("message.thinking") || plain.contains("messagethinking"))
+}
+
 /// Whether the template refuses ids of calls that have not nine characters.
 pub(super) fn wants_short_ids(source: &str) -> bool {
     source.contains("length != 9") || source.contains("length == 9")

@@ -26,8 +26,9 @@ enum BesideCalls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasoningField {
     ReasoningContent,
-    /// `thinking`, and never beside content if there are calls.
     Thinking,
+    /// `thinking`, and never beside content if there are calls.
+    Channel,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,10 +57,10 @@ impl Wants {
         let in_content = form == Some(Form::Python) && !detect::writes_calls(source);
         Wants {
             tools: detect::names_tools(source),
-            reasoning: if form == Some(Form::Harmony) {
-                ReasoningField::Thinking
-            } else {
-                ReasoningField::ReasoningContent
+            reasoning: match form {
+                Some(Form::Harmony) => ReasoningField::Channel,
+                Some(_) | None if detect::reads_thinking(source) => ReasoningField::Thinking,
+                Some(_) | None => ReasoningField::ReasoningContent,
             },
             arguments: if detect::wants_text_arguments(source) { ArgumentsAs::Text } else { ArgumentsAs::Mapping },
             ids: if detect::wants_short_ids(source) { Ids::Nine } else { Ids::Any },
@@ -165,9 +166,16 @@ fn reasoning(message: &mut Map<String, Value>, place: &str, wants: &Wants) -> Re
         }
     }
     let Some(mut text) = reasoning else { return Ok(()) };
-    if wants.reasoning == ReasoningField::ReasoningContent {
-        message.insert("reasoning_content".into(), text.into());
-        return Ok(());
+    match wants.reasoning {
+        ReasoningField::ReasoningContent => {
+            message.insert("reasoning_content".into(), text.into());
+            return Ok(());
+        }
+        ReasoningField::Thinking => {
+            message.insert("thinking".into(), text.into());
+            return Ok(());
+        }
+        ReasoningField::Channel => {}
     }
     let calls = message.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
     let content = message.get("content").and_then(Value::as_str).unwrap_or_default();

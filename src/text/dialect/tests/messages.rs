@@ -103,6 +103,16 @@ fn calls_and_reasoning_stand_where_the_template_looks() {
         prepared("harmony", json!([{"role": "assistant", "content": "a", "reasoning_content": "b", "tool_calls": []}]));
     assert_eq!(found, json!([{"role": "assistant", "content": "a", "thinking": "b"}]));
 
+    // LFM2.5 reads it from there, and from nowhere else.
+    for field in ["message.thinking", "message['thinking']"] {
+        let dialect = Dialect::of_template(&format!("{{{{ {field} }}}}<|tool_list_start|>"));
+        let found = dialect.messages(std::slice::from_ref(&answer)).unwrap();
+        assert_eq!(
+            (&found[0]["thinking"], found[0]["content"].as_str().unwrap().ends_with("Hm.")),
+            (&json!("So."), true)
+        );
+    }
+
     let found = prepared("mistral", both.clone());
     let id = found[0]["tool_calls"][0]["id"].as_str().unwrap();
     assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
