@@ -353,7 +353,12 @@ pub fn several(ask: GenerateRequest, count: usize) -> Vec<GenerateRequest> {
 /// The format an answer has to have: `grammar`, `json_schema`, `regex`, `response_format` and vLLM's `structured_outputs`, whose
 /// fields were `guided_…` before.
 pub fn grammar(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
-    let mut wanted = Vec::new();
+    grammar_beside(fields, None)
+}
+
+/// The same, beside the one that an API's own field asks for.
+pub fn grammar_beside(fields: &Fields<'_>, own: Option<Grammar>) -> Result<Option<Grammar>, ApiError> {
+    let mut wanted = Vec::from_iter(own);
     for name in ["grammar", "guided_grammar"] {
         wanted.extend(gbnf(fields, name)?);
     }
@@ -429,6 +434,12 @@ pub fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>, ApiError>
 /// Work that may take a while: other requests go on meanwhile.
 pub fn block_in_place<T>(work: impl FnOnce() -> T) -> T {
     tokio::task::block_in_place(work)
+}
+
+/// How many tokens of reasoning there may be, where a request says it: within, `None` is without a bound.
+pub fn reasoning_budget(fields: &Fields<'_>) -> Result<Option<Option<usize>>, ApiError> {
+    let said = fields.whole(&["reasoning_budget", "thinking_budget", "thinking_token_budget"])?;
+    Ok(said.map(|budget| usize::try_from(budget).ok()))
 }
 
 /// The stage of a grammar, compiled for this model.

@@ -164,3 +164,28 @@ fn log_probabilities_of_a_response_are_of_its_text() {
     let tokens = part["logprobs"].as_array().unwrap().iter().map(|token| token["token"].as_str().unwrap());
     assert_eq!(tokens.collect::<String>().trim(), part["text"].as_str().unwrap().trim(), "{reply}");
 }
+
+/// What an answer has to look like and how much is thought before it is said alike in every form of a conversation.
+#[test]
+fn formats_and_budgets_hold_in_every_form() {
+    let source = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n{# </think> #}";
+    let host = Host::with_template(ChatTemplate::new(source).unwrap());
+    let said = json!({"reasoning_budget": 12, "regex": "a hen and a fox", "temperature": 0});
+    let reply = host.post("/v1/responses", &with(&said, &json!({"input": "A fox"}))).ok();
+    let kinds = reply["output"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap());
+    assert_eq!(kinds.collect::<Vec<_>>(), ["reasoning", "message"], "{reply}");
+    assert_eq!(reply["output"][1]["content"][0]["text"].as_str().unwrap().trim(), "a hen and a fox");
+    let messages = json!({"messages": [{"role": "user", "content": "A fox"}], "max_tokens": 60});
+    let reply = host.post("/v1/messages", &with(&said, &messages)).ok();
+    let kinds = reply["content"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap());
+    assert_eq!(kinds.collect::<Vec<_>>(), ["thinking", "text"], "{reply}");
+    assert_eq!(reply["content"][1]["text"].as_str().unwrap().trim(), "a hen and a fox");
+    let format = json!({"format": {"type": "json_object"}});
+    for (path, body) in [
+        ("/v1/responses", json!({"input": "A fox", "text": format})),
+        ("/v1/messages", with(&messages, &json!({"output_config": format}))),
+    ] {
+        let refused = host.post(path, &with(&said, &body));
+        assert!(refused.status == 400 && refused.text().contains("expected one of them"), "{}", refused.text());
+    }
+}

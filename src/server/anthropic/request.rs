@@ -20,7 +20,7 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     let mut turn = Turn::new(messages, settings);
     turn.tools = tools(fields)?;
     (turn.choice, turn.parallel) = tool_choice(fields)?;
-    turn.grammar = match (fields.object("output_format")?, fields.object("output_config")?) {
+    let format = match (fields.object("output_format")?, fields.object("output_config")?) {
         (Some(format), _) => options::response_format(&format)?,
         (None, Some(config)) => match config.object("format")? {
             Some(format) => options::response_format(&format)?,
@@ -28,6 +28,8 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
         },
         (None, None) => None,
     };
+    turn.grammar = options::grammar_beside(fields, format)?;
+    turn.budget = options::reasoning_budget(fields)?.unwrap_or(turn.budget);
     turn.last = if prefilled { LastMessage::Continued } else { LastMessage::Closed };
     thinking(fields, prefilled, &mut turn)?;
     Ok(turn)

@@ -85,9 +85,7 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     if let Some(documents) = fields.list("documents")? {
         turn.variables.insert("documents".into(), json!(documents));
     }
-    if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget", "thinking_token_budget"])? {
-        turn.budget = usize::try_from(budget).ok();
-    }
+    turn.budget = options::reasoning_budget(fields)?.unwrap_or(turn.budget);
     let (choice, allowed) = tool_choice(fields)?;
     Ok(Turn {
         tools: tools(fields)?,
