@@ -88,6 +88,10 @@ fn a_full_context_is_said_with_what_can_be_done() {
     assert!(cut.starts_with("[cut off at the end of the context; prompt "), "{cut}");
     assert!(full.contains("expected fewer than the context of 64; the question was left out. /undo "), "{full}");
     assert!(asked.starts_with("[prompt "), "as many tokens as were asked for: {asked}");
+    // Before the first question there is nothing to take back.
+    let output = type_lines(&args, crate::temporary::folder().path(), &"A fox. ".repeat(40));
+    let noted = String::from_utf8(output.stderr).unwrap();
+    assert!(noted.trim_end().ends_with("the question was left out. A larger -c has room for more"), "{noted}");
 }
 
 /// Two chats with one file: the second one does not overwrite what the first one has kept in it, unless it is told to.

@@ -277,7 +277,7 @@ impl Repl {
                 self.last = Some(answer.timings);
                 self.keep();
             }
-            Err(failure) => self.note(&with_advice(&failure)),
+            Err(failure) => self.note(&self.with_advice(&failure)),
         }
         self.interrupted.store(false, Ordering::Relaxed);
         Ok(())
@@ -410,6 +410,22 @@ impl Repl {
         }
     }
 
+    /// With what can be done here about a conversation that is too long.
+    fn with_advice(&self, failure: &Failure) -> String {
+        let is_first = !self.chat.messages().iter().any(|message| message["role"] == "user");
+        let advice = if is_first {
+            "A larger -c has room for more"
+        } else {
+            "/undo takes back the one before it, /clear forgets all, a larger -c has room for more"
+        };
+        match failure {
+            Failure::TooLong { .. } => {
+                format!("{failure}; the question was left out. {advice}")
+            }
+            Failure::NoToken(what) | Failure::Other(what) => what.clone(),
+        }
+    }
+
     fn stats(&self) -> Result<String, String> {
         let stats = self.chat.engine().stats()?;
         let (sizes, usage) = (self.settings.sizes, stats.usage);
@@ -440,19 +456,6 @@ impl Repl {
 /// Columns of the terminal that is written to, if it is one.
 fn width(prompt: &mut Prompt) -> Option<usize> {
     prompt.width().filter(|_| io::stdout().is_terminal())
-}
-
-/// With what can be done here about a conversation that is too long.
-fn with_advice(failure: &Failure) -> String {
-    match failure {
-        Failure::TooLong { .. } => {
-            format!(
-                "{failure}; the question was left out. /undo takes back the one before it, /clear forgets all, a larger -c has \
-                 room for more"
-            )
-        }
-        Failure::NoToken(what) | Failure::Other(what) => what.clone(),
-    }
 }
 
 /// The kind of a failure of the terminal, by which it is told whether there is nobody at it any more.

@@ -12,6 +12,8 @@ pub(super) const VERSIONS: [&str; 3] = ["1", "2", "3"];
 
 /// The last section: the checksum of the header itself.
 pub(super) const HEADER: &str = "header";
+/// The key that every session has, with the version of its form.
+pub(super) const MARK: &str = "kvas_session";
 
 /// What is in a file, apart from the tokens and the conversation: sizes only.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,7 +153,7 @@ pub(super) fn sections(layout: &SessionLayout, tokens: usize, conversation: usiz
 pub(super) fn write(model: &ModelId, shortened: Option<&ShortenedLayout>, sections: &[Section]) -> Vec<u8> {
     let mut metadata = Map::new();
     let version = shortened.map_or(0, |shortened| 1 + usize::from(shortened.is_whole));
-    metadata.insert("kvas_session".into(), json!(VERSIONS[version]));
+    metadata.insert(MARK.into(), json!(VERSIONS[version]));
     if let Some(ShortenedLayout { policy, prefixes, .. }) = shortened {
         metadata.insert(POLICY.into(), json!(policy));
         for (length, eviction) in prefixes {

@@ -19,9 +19,9 @@ pub use offload::{OffloadCache, OffloadUsage, PrefixQuery};
 pub use version_guard::VersionGuard;
 pub use write::{OpenWriter, Writer, Written};
 
-use header::{HEADER, POLICY, VERSIONS, WHOLE_MEMORY, checksum_key};
+use header::{HEADER, MARK, POLICY, VERSIONS, WHOLE_MEMORY, checksum_key};
 use kvas_backend::Program;
-use kvas_gguf::{Quant, TensorBytes};
+use kvas_gguf::{GgufError, Quant, TensorBytes};
 use safetensors::{Dtype, SafeTensors, tensor::Metadata};
 use shortened::Shortened;
 use std::{collections::BTreeMap, ops::Range, path::Path};
@@ -62,7 +62,12 @@ struct Array {
 impl Session {
     /// Maps a file and checks all of it.
     pub fn open(path: &Path) -> Result<Self, SessionError> {
-        Self::from_bytes(&path.display().to_string(), TensorBytes::map(path)?)
+        let name = path.display().to_string();
+        if path.is_dir() {
+            let what = "is a folder, expected a session file".into();
+            return Err(GgufError::Format { path: name, what }.into());
+        }
+        Self::from_bytes(&name, TensorBytes::map(path)?)
     }
 
     /// Checks a session that is in memory; `path` stands for it in messages.
@@ -190,11 +195,10 @@ impl Sections {
         }
         let metadata = SafeTensors::read_metadata(bytes).map_err(|error| (HEADER.to_string(), error.to_string()))?.1;
         let sections = Self { metadata, data };
-        let version = sections.text("kvas_session")?;
+        let version = sections.text(MARK)?;
         if !VERSIONS.contains(&version) {
             let [oldest, .., newest] = VERSIONS;
-            let what =
-                format!("kvas_session is {version}, expected {oldest} to {newest}, which this version of kvas reads");
+            let what = format!("{MARK} is {version}, expected {oldest} to {newest}, which this version of kvas reads");
             return fault(HEADER, what);
         }
         for (name, range) in sections.ranges() {
@@ -245,7 +249,7 @@ impl Sections {
         let model = ModelId { name: name?, architecture: architecture?, fingerprint: fingerprint? };
         let (path, bytes) = (path.to_string(), bytes.clone());
         let (tokens, conversation, kv, states) = (Vec::new(), String::new(), BTreeMap::new(), BTreeMap::new());
-        let version = self.text("kvas_session")?;
+        let version = self.text(MARK)?;
         let is_whole = version == VERSIONS[2];
         let policy = if is_whole { self.text(POLICY)?.to_string() } else { String::new() };
         let (rows, shortened, whole_memory) = (0, BTreeMap::new(), None);

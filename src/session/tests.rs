@@ -205,6 +205,30 @@ fn an_unfinished_file_harms_nobody() {
     assert!(!partial.exists());
 }
 
+/// A name that was mistyped is that of somebody's file.
+#[test]
+fn a_file_of_another_kind_is_not_written_over() {
+    let (_folder, path) = place();
+    let begin = || Writer::new(&path, &model("1234"), vec![1], String::new()).begin(&bare());
+    std::fs::write(&path, "Milk, bread, eggs.").unwrap();
+    let error = begin().unwrap_err().to_string();
+    assert!(
+        error.contains("of another kind of file, which stays as it is: expected a session or a new file"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&path).unwrap(), b"Milk, bread, eggs.");
+    // What is empty is nobody's, and what is damaged was a session.
+    std::fs::write(&path, "").unwrap();
+    begin().unwrap().finish().unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    begin().unwrap().finish().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+    let folder = path.parent().unwrap();
+    let error = Session::open(folder).unwrap_err().to_string();
+    assert_eq!(error, format!("{}: is a folder, expected a session file", folder.display()));
+}
+
 /// The layout of a session that remembers nothing.
 fn bare() -> SessionLayout {
     SessionLayout { rows: 0, positions: vec![], shortened: None, ..layout() }

@@ -7,7 +7,7 @@ use super::{
 use kvas_gguf::{file_id, output_target};
 use std::{
     fs::{File, OpenOptions, TryLockError},
-    io::{BufWriter, Seek, SeekFrom, Write},
+    io::{BufWriter, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -82,6 +82,9 @@ impl Writer {
                 ))
             }
             Durability::Safe | Durability::Cache => {
+                if durability == Durability::Safe && claim.is_none() {
+                    refuse_others(&path)?;
+                }
                 let partial = Partial::create(&path, durability, claim)?;
                 let file = partial.file.try_clone().map_err(|error| fail(&path, error))?;
                 Out::File(BufWriter::with_capacity(1 << 20, file), partial)
@@ -102,6 +105,25 @@ impl Writer {
 fn fail(path: &Path, error: std::io::Error) -> SessionError {
     SessionError::Write { path: path.display().to_string(), error }
 }
+
+/// Refuses to write over what is no session: a name that was mistyped is that of somebody's file.
+fn refuse_others(path: &Path) -> Result<(), SessionError> {
+    // What cannot be read is told by who writes.
+    if !path.is_file() {
+        return Ok(());
+    }
+    let mut beginning = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut beginning));
+    let mark = header::MARK.as_bytes();
+    if read.is_err() || beginning.is_empty() || beginning.windows(mark.len()).any(|bytes| bytes == mark) {
+        return Ok(());
+    }
+    let what = "it is that of another kind of file, which stays as it is: expected a session or a new file".into();
+    Err(SessionError::Format { path: path.display().to_string(), section: header::HEADER.into(), what })
+}
+
+/// Every session says what it is within so many bytes.
+const BEGINNING: u64 = 256;
 
 /// Where the bytes go.
 #[derive(Debug)]
