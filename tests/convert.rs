@@ -270,3 +270,20 @@ fn an_adapter_is_merged_and_other_commands_say_where() {
         assert_eq!(error, expected, "{command}");
     }
 }
+
+/// What a checkpoint recommends is what its model is run with, unless a flag says something else.
+#[test]
+fn tokens_are_chosen_as_the_model_recommends() {
+    let trial = Trial::new("llama");
+    let said = json!({"do_sample": true, "top_k": 1, "temperature": 1.5, "repetition_penalty": 1.0});
+    std::fs::write(trial.source("generation_config.json"), said.to_string()).unwrap();
+    succeeds(&trial.arguments().each_ref().map(String::as_str));
+    let out = text(&trial.out());
+    let run = |more: &[&str]| {
+        let usual = ["run", "-m", &out, "--device", "cpu", "-p", "a", "-n", "12", "--ignore-eos", "--spec", "off"];
+        succeeds(&[&usual[..], more].concat())
+    };
+    let likeliest = run(&["--temp", "0"]);
+    assert_eq!([run(&["--seed", "1"]), run(&["--seed", "2"])], [likeliest.clone(), likeliest.clone()]);
+    assert_ne!(run(&["--seed", "1", "--top-k", "0"]), likeliest);
+}

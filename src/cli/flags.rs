@@ -288,16 +288,16 @@ impl OffloadFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingFlags {
-    /// Temperature; 0 always takes the likeliest token [default: 0.8]
+    /// Temperature; 0 always takes the likeliest token [default: what the model recommends, or 0.8]
     #[arg(long, value_name = "T")]
     temp: Option<f32>,
-    /// Keep the N likeliest tokens; 0 keeps all [default: 40]
+    /// Keep the N likeliest tokens; 0 keeps all [default: what the model recommends, or 40]
     #[arg(long, value_name = "N")]
     top_k: Option<i32>,
-    /// Keep the likeliest tokens up to this mass [default: 0.95]
+    /// Keep the likeliest tokens up to this mass [default: what the model recommends, or 0.95]
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Keep tokens at least this likely against the likeliest [default: 0.05]
+    /// Keep tokens at least this likely against the likeliest [default: what the model recommends, or 0.05]
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
     /// Keep locally typical tokens up to this mass [default: 1, off]
@@ -315,7 +315,7 @@ pub(crate) struct SamplingFlags {
     /// Tokens the penalties look back on; -1 is all [default: 64]
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     repeat_last_n: Option<i32>,
-    /// Factor against repeated tokens [default: 1, off]
+    /// Factor against repeated tokens [default: what the model recommends, or 1, off]
     #[arg(long, value_name = "X")]
     repeat_penalty: Option<f32>,
     /// Subtracted from the logit of tokens already used [default: 0]
@@ -366,9 +366,9 @@ pub(crate) struct SamplingFlags {
 }
 
 impl SamplingFlags {
-    /// The parameters, checked.
-    pub(crate) fn params(&self) -> anyhow::Result<SamplerParams> {
-        self.over(SamplerParams::default())
+    /// Refuses what is wrong before a model is opened.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        self.over(SamplerParams::default()).map(drop)
     }
 
     /// These parameters, but for those that were given; checked.

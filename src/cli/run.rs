@@ -138,10 +138,11 @@ impl Rendered {
 
 impl Run {
     pub(crate) fn run(mut self) -> anyhow::Result<u8> {
-        let params = self.sampling.params()?;
+        self.sampling.check()?;
         self.session.iter().try_for_each(|path| check_output(path))?;
         self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
+        let params = self.sampling.over(model.sampling()?)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
         let id = ModelId::of(&model.file);

@@ -1,9 +1,10 @@
 //! The loading pipeline, top to bottom: map, read, lower, bind, prepare.
 
-use super::{ModelError, ModelSpec, bundled, lower::lower, weights};
+use super::{ModelError, ModelSpec, bundled, lower::lower, sampling, weights};
 use crate::{
     arch,
     engine::Runner,
+    sampling::SamplerParams,
     text::{ChatTemplate, Tokenizer},
 };
 use kvas_backend::{Backend, Limits, Program};
@@ -53,6 +54,11 @@ impl Model {
     /// The file's chat template; ChatML if it has none.
     pub fn template(&self) -> Result<ChatTemplate, ModelError> {
         Ok(ChatTemplate::from_metadata(self.file.metadata())?.unwrap_or_else(ChatTemplate::chatml))
+    }
+
+    /// How its authors would have tokens chosen.
+    pub fn sampling(&self) -> Result<SamplerParams, ModelError> {
+        sampling::recommended(self.file.metadata())
     }
 
     /// Hands the weights to a backend. `progress` hears (bytes that are where they are used, bytes in all)

@@ -7,6 +7,7 @@ pub mod load;
 pub mod lower;
 pub mod placement;
 pub mod replay_traffic;
+mod sampling;
 pub mod spec;
 pub mod traffic;
 pub mod weights;

@@ -5,7 +5,6 @@ use super::{
     options::block_in_place,
     served::{Loaded, Served},
 };
-use crate::sampling::SamplerParams;
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
@@ -69,7 +68,6 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct Models {
     entries: Vec<Entry>,
     loader: Arc<dyn Loader>,
-    defaults: SamplerParams,
     /// One model is loaded at a time.
     loading: Arc<tokio::sync::Mutex<()>>,
     /// Whether the server stops.
@@ -115,10 +113,10 @@ async fn freed(memory: &Weak<()>) {
 
 impl Models {
     /// Models by these names, at least one, none of them loaded.
-    pub fn new(names: &[String], loader: Arc<dyn Loader>, defaults: SamplerParams) -> Self {
+    pub fn new(names: &[String], loader: Arc<dyn Loader>) -> Self {
         let entry = |name: &String| Entry { name: name.clone(), served: Mutex::new(None), file: Mutex::new(None) };
         let entries = names.iter().map(entry).collect();
-        Self { entries, loader, defaults, loading: Arc::default(), stops: watch::Sender::new(false) }
+        Self { entries, loader, loading: Arc::default(), stops: watch::Sender::new(false) }
     }
 
     /// The server stops: nobody waits for a model to be loaded any more.
@@ -218,9 +216,9 @@ impl Models {
     }
 
     async fn load(&self, name: &str, room: MemoryDemand, settings: &Settings) -> Result<Arc<Served>, String> {
-        let (loader, defaults, name) = (self.loader.clone(), self.defaults.clone(), name.to_string());
+        let (loader, name) = (self.loader.clone(), name.to_string());
         let slots = (settings.parallel, settings.queue);
-        let load = move || Served::new(&name, loader.load(&name, room)?, defaults, slots).map(Arc::new);
+        let load = move || Served::new(&name, loader.load(&name, room)?, slots).map(Arc::new);
         tokio::task::spawn_blocking(load).await.map_err(|error| error.to_string())?
     }
 

@@ -36,6 +36,8 @@ pub struct Loaded {
     pub tokenizer: Arc<Tokenizer>,
     /// The template for conversations: the model's, or the one to be used instead.
     pub template: ChatTemplate,
+    /// How tokens are chosen where a request does not say it.
+    pub sampling: SamplerParams,
     /// Which model it is, for session files.
     pub id: ModelId,
     /// Facts about the model and its memory.
@@ -140,13 +142,8 @@ pub fn date(seconds: u64) -> String {
 
 impl Served {
     /// Opens `parallel` conversations and serves the model through them.
-    pub fn new(
-        name: &str,
-        loaded: Loaded,
-        defaults: SamplerParams,
-        (parallel, queue): (usize, usize),
-    ) -> Result<Self, String> {
-        let Loaded { engine, tokenizer, template, id, facts } = loaded;
+    pub fn new(name: &str, loaded: Loaded, (parallel, queue): (usize, usize)) -> Result<Self, String> {
+        let Loaded { engine, tokenizer, template, sampling, id, facts } = loaded;
         let conversations = (0..parallel).map(|_| engine.open()).collect::<Result<Vec<_>, _>>()?;
         let dialect = Dialect::of_template(template.source());
         let markers = dialect.marker_ids(&tokenizer);
@@ -161,7 +158,7 @@ impl Served {
             id,
             created: if facts.file.modified > 0 { facts.file.modified } else { now() },
             facts,
-            defaults,
+            defaults: sampling,
             vocabulary: OnceLock::new(),
             known: Mutex::new(VecDeque::new()),
             used: AtomicU64::new(now()),

@@ -9,7 +9,6 @@ use kvas::{
     engine::{Engine, EngineConfig},
     model::{Model, lower::lower_segments},
     policy::{EvictionPolicy, bounded},
-    sampling::SamplerParams,
     server::{
         Access, Loaded, Loader, MemoryDemand, Metrics, ModelFacts, Models, Responses, Server, Settings, Timeouts,
         listen, router,
@@ -103,6 +102,7 @@ impl Bundled {
                 Some(template) => template.clone(),
                 None => model.template().map_err(|error| error.to_string())?,
             },
+            sampling: model.sampling().map_err(|error| error.to_string())?,
             id: ModelId::of(&model.file),
             facts: ModelFacts { context: CONTEXT, bound: self.bound, layout, ..ModelFacts::of(&model) },
             tokenizer: model.tokenizer,
@@ -213,7 +213,7 @@ impl Host {
         (names, loader): (&[&str], Arc<dyn Loader>),
     ) -> Self {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        let models = Models::new(&names, loader, SamplerParams::default());
+        let models = Models::new(&names, loader);
         let (metrics, responses) = (Metrics::default(), Responses::default());
         let server = Arc::new(Server { settings, models, metrics, access, responses });
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -3,7 +3,7 @@
 use crate::cli::{
     device,
     drafts::{DraftFlags, Prepared},
-    flags::{ModelFlags, OffloadFlags, RunFlags},
+    flags::{ModelFlags, OffloadFlags, RunFlags, SamplingFlags},
     policy::PolicyFlags,
 };
 use anyhow::{Context, bail};
@@ -52,6 +52,7 @@ pub(super) struct FromFlags {
     pub(super) offload_cache: OffloadFlags,
     pub(super) policy: PolicyFlags,
     pub(super) drafts: DraftFlags,
+    pub(super) sampling: SamplingFlags,
     pub(super) max_decode_gap: Option<Duration>,
     pub(super) promises: Reservations,
 }
@@ -113,6 +114,7 @@ impl FromFlags {
             Some(template) => template.clone(),
             None => model.template()?,
         };
+        let sampling = self.sampling.over(model.sampling()?)?;
         let host_bytes = self.offload_cache.host_bytes(&flags.run.compute)?;
         let promised = self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)) + host_bytes;
         let wanted = device::MemoryRequest { promised, ..wanted(self.parallel, &self.drafts) };
@@ -144,6 +146,6 @@ impl FromFlags {
         let most_drafts = self.drafts.most();
         let engine = Engine::start(runner, EngineConfig { drafters, most_drafts, ..config });
         self.promises.add(engine.memory(), (plan.process_bytes, plan.needed_bytes() + beside_bytes + host_bytes));
-        Ok(Loaded { engine, tokenizer: model.tokenizer, template, id, facts })
+        Ok(Loaded { engine, tokenizer: model.tokenizer, template, sampling, id, facts })
     }
 }

@@ -113,7 +113,7 @@ enum LogFormat {
 
 impl Serve {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
-        let params = self.sampling.params()?;
+        self.sampling.check()?;
         // Requests that hold all tokens are drafted for, whatever the policy of the others.
         self.drafts.check(PolicyKind::Full)?;
         let files = self.files()?;
@@ -130,6 +130,7 @@ impl Serve {
             promises: Reservations::default(),
             policy: self.policy.clone(),
             drafts: self.drafts.clone(),
+            sampling: self.sampling.clone(),
             max_decode_gap: Some(self.max_decode_gap_ms).filter(|ms| *ms > 0).map(Duration::from_millis),
         };
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };
@@ -140,7 +141,7 @@ impl Serve {
             // Files of one key would have to be told from those of another, also at the next start.
             bail!("--snapshot-dir with --api-key: what is on disk serves every key, expected --share-prefixes as well");
         }
-        let models = Models::new(&names, Arc::new(loader), params);
+        let models = Models::new(&names, Arc::new(loader));
         let (metrics, responses) = (Metrics::default(), Responses::default());
         let server = Arc::new(Server { settings, models, metrics, access, responses });
         let tls = match (&self.ssl_cert_file, &self.ssl_key_file) {
