@@ -69,6 +69,9 @@ pub(crate) struct Planned {
 /// Snapshots of a draft model for every sequence: where its last prompts ended.
 const SNAPSHOTS: usize = 2;
 
+/// Shares of memory are told apart in MiB.
+const SHARE_SHIFT: u32 = 20;
+
 /// Something that drafts on a device of its own.
 enum Second {
     Model(Box<Model>, ModelFlags),
@@ -122,24 +125,19 @@ impl DraftFlags {
     /// Plans the memory of a model and of who drafts for it.
     pub(crate) fn plan(&self, flags: &ModelFlags, model: &Model, wanted: MemoryRequest) -> anyhow::Result<Planned> {
         let second = self.second(flags, model)?;
-        let mut request = device::memory_request(flags, model, wanted)?;
+        let request = device::memory_request(flags, model, wanted)?;
         let available_bytes = request.available_bytes;
-        let of = |request: &PlanRequest| plan(&model.program, model.spec.context_length, request);
-        let mut own = of(&request);
-        let Some(second) = second else { return Ok(Planned { request, available_bytes, own, second: None }) };
-        let mut planned = second.plan(flags, model, &own, wanted)?;
-        let needed = planned.needed_bytes();
-        if own.needed_bytes().saturating_add(needed) > own.available_bytes {
-            request.available_bytes = request.available_bytes.saturating_sub(needed);
-            own = of(&request);
-            planned = second.plan(flags, model, &own, wanted)?;
-        }
-        Ok(Planned { request, available_bytes, own, second: Some((second, planned)) })
+        let Some(second) = second else {
+            let own = plan(&model.program, model.spec.context_length, &request);
+            return Ok(Planned { request, available_bytes, own, second: None });
+        };
+        let Shared { request, own, beside } = second.share((flags, model), &request, wanted)?;
+        Ok(Planned { request, available_bytes, own, second: Some((second, beside)) })
     }
 
     /// Prepares the devices of a model and of who drafts for it.
     pub(crate) fn prepare(&self, flags: &ModelFlags, model: &Model, wanted: MemoryRequest) -> anyhow::Result<Prepared> {
-        let Planned { own, second, available_bytes, .. } = self.plan(flags, model, wanted)?;
+        let Planned { mut own, second, available_bytes, .. } = self.plan(flags, model, wanted)?;
         self.check_replay(&model.program, &own)?;
         let beside_bytes = second.as_ref().map_or(0, |(_, planned)| planned.needed_bytes());
         // What drafts take was taken off what is available, which is not what there is.
@@ -149,6 +147,7 @@ impl DraftFlags {
             available: available_bytes,
             ..large
         };
+        own.available_bytes = available_bytes.saturating_sub(beside_bytes);
         own.check().map_err(|large| device::too_large(flags, &with_drafts(large)))?;
         let (runner, plan) = device::prepare_planned(flags, model, own)?;
         let mut drafters: Vec<Box<dyn Drafter>> = Vec::new();
@@ -197,6 +196,19 @@ impl DraftFlags {
 }
 
 impl Planned {
+    /// Bytes that a model and who drafts for it take, if the model asks for this.
+    pub(crate) fn needed_bytes(
+        &self,
+        (flags, model): (&ModelFlags, &Model),
+        request: &PlanRequest,
+        wanted: MemoryRequest,
+    ) -> anyhow::Result<u64> {
+        Ok(match &self.second {
+            Some((second, _)) => second.share((flags, model), request, wanted)?.needed_bytes(),
+            None => plan(&model.program, model.spec.context_length, request).needed_bytes(),
+        })
+    }
+
     /// Bytes that drafting takes beside a model that is planned like this.
     pub(crate) fn beside_bytes(
         &self,
@@ -228,7 +240,54 @@ pub(super) fn same_vocabulary(draft: &Model, model: &Model) -> anyhow::Result<()
     Ok(())
 }
 
+/// How a model and who drafts for it share the memory there is.
+struct Shared {
+    request: PlanRequest,
+    own: MemoryPlan,
+    beside: MemoryPlan,
+}
+
+impl Shared {
+    fn needed_bytes(&self) -> u64 {
+        self.own.needed_bytes().saturating_add(self.beside.needed_bytes())
+    }
+}
+
 impl Second {
+    /// Leaves as little to who drafts as it needs beside a model that has the rest: the more the model holds, the more does
+    /// it. Where no share is enough, the largest.
+    fn share(
+        &self,
+        (flags, model): (&ModelFlags, &Model),
+        request: &PlanRequest,
+        wanted: MemoryRequest,
+    ) -> anyhow::Result<Shared> {
+        let leaving = |bytes: u64| -> anyhow::Result<Shared> {
+            let available_bytes = request.available_bytes.saturating_sub(bytes);
+            let request = PlanRequest { available_bytes, ..*request };
+            let own = plan(&model.program, model.spec.context_length, &request);
+            let beside = self.plan(flags, model, &own, wanted)?;
+            Ok(Shared { request, own, beside })
+        };
+        let fits = |shared: &Shared| shared.needed_bytes() <= request.available_bytes;
+        let all = leaving(0)?;
+        if fits(&all) {
+            return Ok(all);
+        }
+        let (mut low, mut high) = (0, (all.beside.needed_bytes() >> SHARE_SHIFT) + 1);
+        let mut best = leaving(high << SHARE_SHIFT)?;
+        while low + 1 < high {
+            let middle = low + (high - low) / 2;
+            let tried = leaving(middle << SHARE_SHIFT)?;
+            if fits(&tried) {
+                (high, best) = (middle, tried);
+            } else {
+                low = middle;
+            }
+        }
+        Ok(best)
+    }
+
     /// What it takes beside a model that is planned like this.
     fn plan(
         &self,
@@ -279,5 +338,49 @@ impl std::fmt::Debug for Prepared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kinds: Vec<DrafterKind> = self.drafters.iter().map(|drafter| drafter.kind()).collect();
         f.debug_struct("Prepared").field("drafters", &kinds).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        model: ModelFlags,
+        #[command(flatten)]
+        drafts: DraftFlags,
+    }
+
+    /// A context that fits beside who drafts for it is found, whatever both would take of it if there were more memory.
+    #[test]
+    fn who_drafts_takes_no_more_than_the_context_needs() {
+        let Flags { model: flags, drafts } = Flags::parse_from(["kvas", "--device", "cpu"]);
+        let model = device::open(&flags).unwrap();
+        let second = drafts.second(&flags, &model).unwrap().expect("the bundled model has a head that drafts");
+        let wanted = super::super::serve::wanted(8, &drafts);
+        let asked = device::memory_request(&flags, &model, wanted).unwrap();
+        let share = |context, available_bytes| {
+            let request = PlanRequest { context, available_bytes, ..asked };
+            second.share((&flags, &model), &request, wanted).unwrap()
+        };
+        let all = share(None, u64::MAX);
+        assert_eq!(all.own.context, model.spec.context_length);
+        let mut contexts = Vec::new();
+        // From what 256 tokens need to what all do; the plan counts drafts and pages, and takes nearly all there is.
+        let least = share(Some(256), 0).needed_bytes();
+        for bytes in (least..=all.needed_bytes()).step_by(((all.needed_bytes() - least) / 16) as usize) {
+            let shared = share(None, bytes);
+            assert!(shared.needed_bytes() <= bytes, "{} of {bytes} with {}", shared.needed_bytes(), shared.own.context);
+            let own = shared.own.context;
+            assert!(
+                share(Some(own + own / 4), bytes).needed_bytes() > bytes || own == model.spec.context_length,
+                "{own}"
+            );
+            contexts.push(own);
+        }
+        assert!(contexts.is_sorted() && contexts.iter().any(|own| (300..8000).contains(own)), "{contexts:?}");
     }
 }

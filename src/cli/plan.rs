@@ -161,8 +161,7 @@ impl<'a> Report<'a> {
                 let fits = longest(chosen.context, |context| {
                     let request =
                         PlanRequest { context: Some(context), snapshots, available_bytes: available, ..*request };
-                    let plan = planned(&request);
-                    Ok(plan.needed_bytes().saturating_add(beside(&plan, wanted.sequences)?) <= available)
+                    Ok(drafts.needed_bytes((flags, model), &request, wanted)? <= available)
                 })?;
                 Some(Misfit { context: chosen.context, missing_bytes, fits })
             }
