@@ -11,6 +11,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use kvas::{
     engine::{Runner, divergence, score},
+    memory::plan::MemoryPlan,
     model::Model,
 };
 use serde_json::{Value, json};
@@ -19,7 +20,7 @@ use std::path::PathBuf;
 /// What to compare with.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BaseFlags {
-    /// Also measure how far the predictions are from those of this model, which has the same vocabulary: the Kullback-Leibler divergence of every next token. Both are loaded, and 4 bytes a token of a window and of the vocabulary are kept beside them [default with --against: the model itself]
+    /// Also measure how far the predictions are from those of this model, which has the same vocabulary: the Kullback-Leibler divergence of every next token. Both are loaded, and 4 bytes a token of a window and of the vocabulary are kept beside them; what there is no room for is refused [default with --against: the model itself]
     #[arg(long, value_name = "FILE")]
     base_model: Option<PathBuf>,
     /// Where the model that is compared with computes [default with --base-model: as the model]
@@ -40,8 +41,13 @@ pub(crate) struct Base {
 }
 
 impl BaseFlags {
-    /// Opens what is asked for, to read windows of so many tokens.
-    pub(crate) fn open(&self, flags: &ModelFlags, model: &Model, window: usize) -> anyhow::Result<Option<Base>> {
+    /// Opens what is asked for, to read windows of so many tokens beside a model that was planned like this.
+    pub(crate) fn open(
+        &self,
+        flags: &ModelFlags,
+        (model, plan): (&Model, &MemoryPlan),
+        window: usize,
+    ) -> anyhow::Result<Option<Base>> {
         if self.base_model.is_none() && self.against.is_none() {
             return Ok(None);
         }
@@ -57,9 +63,20 @@ impl BaseFlags {
         if let Some(file) = &self.base_model {
             same_vocabulary(&base, model).with_context(|| format!("--base-model {}", file.display()))?;
         }
-        let (runner, _) = device::prepare(&flags, &base, MemoryRequest::once(SCORED_ROWS, Some(window)))?;
-        Ok(Some(Base { runner, vocab: base.spec.vocab, logits: Vec::new(), found: Vec::new(), same: 0 }))
+        let vocab = base.spec.vocab;
+        let promised = promised(plan, window.saturating_mul(vocab));
+        let wanted = MemoryRequest { promised, ..MemoryRequest::once(SCORED_ROWS, Some(window)) };
+        let (runner, _) = device::prepare(&flags, &base, wanted)?;
+        let logits = Vec::with_capacity(window.saturating_mul(vocab));
+        Ok(Some(Base { runner, vocab, logits, found: Vec::new(), same: 0 }))
     }
+}
+
+/// Bytes that a base cannot have although they are free: what a model that is loaded will take when it reads, and so many
+/// logits.
+fn promised(plan: &MemoryPlan, logits: usize) -> u64 {
+    let unread = plan.needed_bytes().saturating_sub(plan.weights_bytes);
+    unread.saturating_add((logits as u64).saturating_mul(size_of::<f32>() as u64))
 }
 
 /// The first of the largest.
@@ -96,5 +113,34 @@ impl Base {
             "max": rank(1.0),
             "same_top": self.same as f64 / count,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use kvas::memory::plan::plan;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        model: ModelFlags,
+    }
+
+    /// A base is planned beside what the model is going to take, and what is kept of a window.
+    #[test]
+    fn a_base_is_refused_what_others_will_take() {
+        let Flags { model: flags } = Flags::parse_from(["kvas", "--device", "cpu"]);
+        let model = device::open(&flags).unwrap();
+        let of = |promised| {
+            let wanted = MemoryRequest { promised, ..MemoryRequest::once(SCORED_ROWS, Some(64)) };
+            device::memory_request(&flags, &model, wanted).unwrap()
+        };
+        let own = plan(&model.program, model.spec.context_length, &of(0));
+        let kept = promised(&own, 64 * model.spec.vocab);
+        assert_eq!(kept, own.needed_bytes() - own.weights_bytes + 64 * 4 * model.spec.vocab as u64);
+        // A window that no memory holds leaves nothing.
+        assert_eq!(of(promised(&own, usize::MAX)).available_bytes, 0);
     }
 }

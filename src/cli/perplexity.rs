@@ -54,7 +54,7 @@ impl Perplexity {
         let bound = self.policy.apply(&mut model, &self.model)?;
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
         let wanted = device::MemoryRequest::once(SCORED_ROWS, Some(windows[0].len()));
-        let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
+        let (mut runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let counts = self.from as usize..self.to.map_or(usize::MAX, |to| to as usize);
         // With a budget nothing is predicted before the end of the first half.
         let first = bound.as_ref().and_then(EvictionPolicy::budget).map_or(0, |_| windows[0].len() / 2 - 1);
@@ -65,7 +65,7 @@ impl Perplexity {
                 self.from
             );
         }
-        let mut base = self.base.open(&self.model, &model, windows[0].len())?;
+        let mut base = self.base.open(&self.model, (&model, &plan), windows[0].len())?;
         let (mut total, mut scored) = (0.0, 0usize);
         for (number, ids) in windows.iter().enumerate() {
             if let Some(base) = &mut base {
