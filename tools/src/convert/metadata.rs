@@ -47,9 +47,16 @@ fn value(row: &KeyRow, settings: &Settings) -> Result<Value> {
         KeyValue::Count(expression) => {
             let count = settings.values.count(expression).with_context(context)?;
             let fitting = u32::try_from(count).with_context(|| format!("{count}, expected at most {}", u32::MAX));
+            check_count(row.key, expression, (count, settings))?;
             Value::U32(fitting.with_context(context)?)
         }
-        KeyValue::Number(expression) => Value::F32(settings.values.evaluate(expression).with_context(context)? as f32),
+        KeyValue::Number(expression) => {
+            let number = settings.values.evaluate(expression).with_context(context)? as f32;
+            if POSITIVE.contains(&row.key) && !(number.is_finite() && number > 0.0) {
+                bail!("config.json: {}, expected a positive number of 32 bits", settings.values.said(expression));
+            }
+            Value::F32(number)
+        }
         KeyValue::Text(text) => Value::String((*text).into()),
         KeyValue::Truth(expression) => Value::Bool(settings.values.holds(expression).with_context(context)?),
         KeyValue::Flags(tag) => Value::Bools(settings.blocks.iter().map(|block| block.has(tag)).collect()),
@@ -62,6 +69,32 @@ fn value(row: &KeyRow, settings: &Settings) -> Result<Value> {
         }
         KeyValue::Sections { paths, default } => Value::I32s(sections(&settings.config, paths, default)?),
     })
+}
+
+/// Numbers that have no other meaning: readers refuse a file with another one.
+const POSITIVE: &[&str] = &[
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "attention.scale",
+    "embedding_scale",
+    "expert_weights_scale",
+    "logit_scale",
+    "residual_scale",
+    "rope.freq_base",
+];
+
+/// Refuses counts that a file cannot be read with.
+fn check_count(key: &str, expression: &str, (count, settings): (usize, &Settings)) -> Result<()> {
+    let most = match key {
+        "context_length" => i32::MAX as usize,
+        "expert_used_count" => settings.values.count("experts").context("config.json")?,
+        _ => return Ok(()),
+    };
+    // Models without experts use none.
+    if (1..=most).contains(&count) || most == 0 {
+        return Ok(());
+    }
+    bail!("config.json: {}, expected 1 to {most}", settings.values.said(expression))
 }
 
 fn expression(row: &KeyRow) -> &'static str {
