@@ -17,7 +17,7 @@ pub use header::SessionLayout;
 pub use model::ModelId;
 pub use offload::{OffloadCache, OffloadUsage, PrefixQuery};
 pub use version_guard::VersionGuard;
-pub use write::{OpenWriter, Writer, Written};
+pub use write::{OpenWriter, Writer, Written, is_replaceable};
 
 use header::{HEADER, MARK, POLICY, VERSIONS, WHOLE_MEMORY, checksum_key};
 use kvas_backend::Program;

@@ -82,8 +82,11 @@ impl Writer {
                 ))
             }
             Durability::Safe | Durability::Cache => {
-                if durability == Durability::Safe && claim.is_none() {
-                    refuse_others(&path)?;
+                if durability == Durability::Safe && claim.is_none() && !is_replaceable(&path) {
+                    let what =
+                        "it is that of another kind of file, which stays as it is: expected a session or a new file";
+                    let (path, section) = (path.display().to_string(), header::HEADER.into());
+                    return Err(SessionError::Format { path, section, what: what.into() });
                 }
                 let partial = Partial::create(&path, durability, claim)?;
                 let file = partial.file.try_clone().map_err(|error| fail(&path, error))?;
@@ -106,20 +109,16 @@ fn fail(path: &Path, error: std::io::Error) -> SessionError {
     SessionError::Write { path: path.display().to_string(), error }
 }
 
-/// Refuses to write over what is no session: a name that was mistyped is that of somebody's file.
-fn refuse_others(path: &Path) -> Result<(), SessionError> {
-    // What cannot be read is told by who writes.
+/// Whether a session may be written to a path: to one that is new or has a session, whole or not. A name that was mistyped is
+/// that of somebody's file. What cannot be read is told by who writes.
+pub fn is_replaceable(path: &Path) -> bool {
     if !path.is_file() {
-        return Ok(());
+        return true;
     }
     let mut beginning = Vec::new();
     let read = File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut beginning));
     let mark = header::MARK.as_bytes();
-    if read.is_err() || beginning.is_empty() || beginning.windows(mark.len()).any(|bytes| bytes == mark) {
-        return Ok(());
-    }
-    let what = "it is that of another kind of file, which stays as it is: expected a session or a new file".into();
-    Err(SessionError::Format { path: path.display().to_string(), section: header::HEADER.into(), what })
+    read.is_err() || beginning.is_empty() || beginning.windows(mark.len()).any(|bytes| bytes == mark)
 }
 
 /// Every session says what it is within so many bytes.

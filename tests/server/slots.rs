@@ -109,6 +109,15 @@ fn files_of_slots_stay_in_their_folder() {
     assert_eq!((count(&outer), count(&folder)), (1, 0));
     host.post("/slots/0?action=save", &json!({"filename": "x".repeat(128)})).ok();
     assert_eq!((count(&outer), count(&folder)), (1, 1));
+    // A file of somebody's stays as it is, and nobody hears where the folder is.
+    std::fs::write(folder.join("notes"), "Milk, bread, eggs.").unwrap();
+    std::fs::create_dir(folder.join("taken")).unwrap();
+    for (name, status) in [("notes", 400), ("taken", 500)] {
+        let reply = host.post("/slots/0?action=save", &json!({"filename": name}));
+        assert_eq!(reply.status, status, "{}", reply.text());
+        assert!(reply.text().contains(name) && !reply.text().contains("slots-out"), "{}", reply.text());
+    }
+    assert_eq!(std::fs::read(folder.join("notes")).unwrap(), b"Milk, bread, eggs.");
     std::fs::remove_dir_all(&outer).unwrap();
 }
 

@@ -8,7 +8,7 @@ use crate::{
         served::Served,
         slots::{Purpose, SlotGuard, SlotRequest, SlotState, SlotView},
     },
-    session::{Session, Writer},
+    session::{Session, Writer, is_replaceable},
 };
 use axum::{
     Json,
@@ -119,6 +119,14 @@ async fn take_own(served: &Served, (id, caller): (usize, Caller)) -> Result<(Slo
     Ok((guard, slot))
 }
 
+/// What is wrong with a file, by the name that a client gave it: where it is concerns nobody but those who run the server.
+fn named((name, path): (&str, &std::path::Path), what: &str) -> String {
+    match what.strip_prefix(&path.display().to_string()) {
+        Some(rest) => format!("{name}{rest}"),
+        None => format!("{name}: {what}"),
+    }
+}
+
 async fn save(
     served: &Arc<Served>,
     (id, caller): (usize, Caller),
@@ -127,17 +135,23 @@ async fn save(
     if served.slot(id)?.doing != SlotState::Idle {
         return Err(ApiError::busy(format!("slot {id} serves a request, expected it to be idle"), 1));
     }
+    if !is_replaceable(&path) {
+        let what = format!("{name} is a file of another kind, expected a name that is new or a saved slot's");
+        return Err(ApiError::field("filename", what));
+    }
     let began = Instant::now();
     let (guard, SlotView { tokens, .. }) = take_own(served, (id, caller)).await?;
     if tokens.is_empty() {
         return Err(ApiError::bad(format!("slot {id} is empty, expected one that has served a request")));
     }
     let (count, model, conversation) = (tokens.len(), served.id.clone(), guard.conversation);
+    let shown = name.clone();
     let write = move |engine: &crate::engine::EngineHandle| {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(|error| format!("--slot-save-path: {error}"))?;
         }
-        engine.save(conversation, Writer::new(&path, &model, tokens, String::new()))
+        let writer = Writer::new(&path, &model, tokens, String::new());
+        engine.save(conversation, writer).map_err(|error| named((&shown, &path), &error))
     };
     let bytes = served.ask_engine(write).await?;
     let ms = began.elapsed().as_secs_f64() * 1e3;
@@ -159,12 +173,7 @@ async fn restore(
     let (model, conversation) = (served.id.clone(), slot.conversation);
     let (shown, scope) = (name.clone(), Scope(caller.scope));
     let read = move |engine: &crate::engine::EngineHandle| {
-        // Where the file is concerns nobody but those who run the server.
-        let at = path.display().to_string();
-        let named = |what: String| match what.strip_prefix(&at) {
-            Some(rest) => format!("{shown}{rest}"),
-            None => format!("{shown}: {what}"),
-        };
+        let named = |what: String| named((&shown, &path), &what);
         let session = Session::open(&path).map_err(|error| named(error.to_string()))?;
         session.check_model(&model).map_err(|error| named(error.to_string()))?;
         let tokens = session.tokens().to_vec();
