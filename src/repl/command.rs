@@ -99,13 +99,17 @@ pub(super) fn parse(input: &str) -> Input {
         return Input::Empty;
     }
     if let Some(rest) = trimmed.strip_prefix('/') {
-        // A path or a comment is not a command: names are letters only.
+        // A path or a comment is not a command: names are letters only, but for the one that other terminals have for help.
         let rest = rest.trim_start();
         let name = rest.split_whitespace().next().unwrap_or("");
-        if name.chars().all(|c| c.is_ascii_alphabetic()) {
+        if name == "?" || name.chars().all(|c| c.is_ascii_alphabetic()) {
             let argument = rest[name.len()..].trim();
             let known = COMMANDS.iter().find(|(_, known, ..)| known[1..] == *name);
-            let alias = matches!(name, "exit" | "bye").then_some(Command::Quit);
+            let alias = match name {
+                "?" => Some(Command::Help),
+                "exit" | "bye" => Some(Command::Quit),
+                _ => None,
+            };
             return match known.map(|(command, ..)| *command).or(alias) {
                 // Of its argument only the end is a text, see `numbered`.
                 Some(Command::Edit) => Input::Command(Command::Edit, argument.to_string()),
@@ -154,6 +158,8 @@ mod tests {
         assert_eq!(parse("  /undo "), Input::Command(Command::Undo, String::new()));
         assert_eq!(parse("/set top_k 3"), Input::Command(Command::Set, "top_k 3".into()));
         assert_eq!(parse("/bye"), Input::Command(Command::Quit, String::new()));
+        assert_eq!(parse("/?"), Input::Command(Command::Help, String::new()));
+        assert_eq!(parse("/?what"), Input::Message("/?what".into()));
         assert_eq!(parse("/nope x"), Input::Unknown("/nope".into()));
         assert_eq!(parse("/usr/bin is a path"), Input::Message("/usr/bin is a path".into()));
         assert_eq!(parse("  \n "), Input::Empty);
