@@ -28,6 +28,8 @@ const STEPS: usize = SECTION;
 const LINES: usize = STEPS * SIDE;
 /// Panels whose products fetch a tile of activations ahead, a quarter of it while two of them are multiplied.
 const PANELS_OF_TILE: usize = 8;
+/// Rows from one that is finished to the one that is fetched: they lie apart, where the processor does not expect them.
+const AHEAD: usize = 2;
 /// Sums of two tiles of entries with two panels.
 const BLOCK: usize = 4 * SIDE * SIDE;
 
@@ -115,8 +117,13 @@ impl Kernel for FinishTiles<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { finish, entries, part: (at, column, count), sums: [y, other], out } = self;
-        for (i, entry) in entries.block.enumerate() {
-            let entry = entries.order.map_or(entry, |order| order[entry] as usize);
+        let entry_at = |entry: usize| entries.order.map_or(entry, |order| order[entry] as usize);
+        for (i, entry) in entries.block.clone().enumerate() {
+            if entry + AHEAD < entries.block.end {
+                let row = &out.row_mut(entry_at(entry + AHEAD) / entries.per_output)[at..at + count];
+                row.chunks(ROWS).for_each(|line| simd.prefetch(line.as_ptr().cast()));
+            }
+            let entry = entry_at(entry);
             let row = &mut out.row_mut(entry / entries.per_output)[at..at + count];
             let factor = finish.factor(entry);
             for (panel, out) in row.chunks_mut(ROWS).enumerate() {
