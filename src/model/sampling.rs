@@ -8,37 +8,37 @@ use kvas_gguf::{GgufError, Metadata};
 
 const PREFIX: &str = "general.sampling.";
 
-/// Numbers by the end of their key, and the parameter that each is.
-const NUMBERS: [(&str, &str); 10] = [
-    ("top_k", "top_k"),
-    ("top_p", "top_p"),
-    ("min_p", "min_p"),
-    ("temp", "temperature"),
-    ("xtc_probability", "xtc_probability"),
-    ("xtc_threshold", "xtc_threshold"),
-    ("penalty_last_n", "repeat_last"),
-    ("penalty_repeat", "repeat_penalty"),
-    ("mirostat_tau", "mirostat_tau"),
-    ("mirostat_eta", "mirostat_eta"),
+/// A number by the end of its key, the parameter that it is, and where that is.
+type Row<T> = (&'static str, &'static str, fn(&mut SamplerParams) -> &mut T);
+
+const NUMBERS: [Row<f32>; 8] = [
+    ("top_p", "top_p", |params| &mut params.top_p),
+    ("min_p", "min_p", |params| &mut params.min_p),
+    ("temp", "temperature", |params| &mut params.temperature),
+    ("xtc_probability", "xtc_probability", |params| &mut params.xtc_probability),
+    ("xtc_threshold", "xtc_threshold", |params| &mut params.xtc_threshold),
+    ("penalty_repeat", "repeat_penalty", |params| &mut params.repeat_penalty),
+    ("mirostat_tau", "mirostat_tau", |params| &mut params.mirostat_tau),
+    ("mirostat_eta", "mirostat_eta", |params| &mut params.mirostat_eta),
+];
+
+const WHOLE: [Row<i32>; 2] = [
+    ("top_k", "top_k", |params| &mut params.top_k),
+    ("penalty_last_n", "repeat_last", |params| &mut params.repeat_last),
 ];
 
 /// The parameters that a file recommends.
 pub(super) fn recommended(metadata: &Metadata) -> Result<SamplerParams, ModelError> {
     let mut params = SamplerParams::default();
-    for (end, name) in NUMBERS {
+    for (end, _, place) in NUMBERS {
+        if let Some(number) = metadata.float_opt(&format!("{PREFIX}{end}"))? {
+            *place(&mut params) = number;
+        }
+    }
+    for (end, _, place) in WHOLE {
         let key = format!("{PREFIX}{end}");
-        let Some(number) = metadata.float_opt(&key)? else { continue };
-        match name {
-            "top_k" => params.top_k = whole(&key, number)?,
-            "repeat_last" => params.repeat_last = whole(&key, number)?,
-            "top_p" => params.top_p = number,
-            "min_p" => params.min_p = number,
-            "temperature" => params.temperature = number,
-            "xtc_probability" => params.xtc_probability = number,
-            "xtc_threshold" => params.xtc_threshold = number,
-            "repeat_penalty" => params.repeat_penalty = number,
-            "mirostat_tau" => params.mirostat_tau = number,
-            _ => params.mirostat_eta = number,
+        if let Some(number) = metadata.float_opt(&key)? {
+            *place(&mut params) = whole(&key, number)?;
         }
     }
     if let Some(version) = metadata.uint_opt(&format!("{PREFIX}mirostat"))? {
@@ -62,7 +62,9 @@ fn by_key(error: SamplingError) -> ModelError {
     let SamplingError::Range { field, found, expected } = &error else {
         return bad(PREFIX, "what it is", &error.to_string());
     };
-    let end = NUMBERS.iter().find(|(_, name)| name == field).map_or(*field, |(end, _)| end);
+    let mut names =
+        NUMBERS.map(|(end, name, _)| (end, name)).into_iter().chain(WHOLE.map(|(end, name, _)| (end, name)));
+    let end = names.find(|(_, name)| name == field).map_or(*field, |(end, _)| end);
     bad(&format!("{PREFIX}{end}"), found, expected)
 }
 

@@ -130,20 +130,20 @@ fn recommended_sampling(metadata: &mut Metadata, folder: &Path) -> Result<()> {
         return Ok(());
     }
     const MOST: f64 = i32::MAX as f64;
-    for (path, key, range) in [
-        ("top_k", "top_k", -1.0..=MOST),
-        ("top_p", "top_p", 0.0..=1.0),
-        ("min_p", "min_p", 0.0..=1.0),
-        ("temperature", "temp", 0.0..=MOST),
-        ("repetition_penalty", "penalty_repeat", 0.0..=MOST),
+    // A file with a penalty of 0 could not be loaded.
+    let above_zero = f64::from(f32::MIN_POSITIVE);
+    for (path, key, range, expected) in [
+        ("top_k", "top_k", -1.0..=MOST, "a whole number from -1 to 2147483647"),
+        ("top_p", "top_p", 0.0..=1.0, "a number from 0 to 1"),
+        ("min_p", "min_p", 0.0..=1.0, "a number from 0 to 1"),
+        ("temperature", "temp", 0.0..=MOST, "a number from 0 to 2147483647"),
+        ("repetition_penalty", "penalty_repeat", above_zero..=MOST, "a number above 0, up to 2147483647"),
     ] {
         let Some(value) = generation.get(path) else { continue };
         let number = generation.number(path, value)?;
         let is_whole = path != "top_k" || number.fract() == 0.0;
         if value.is_boolean() || !range.contains(&number) || !is_whole {
-            let (least, most) = range.into_inner();
-            let whole = if path == "top_k" { "whole " } else { "" };
-            bail!("generation_config.json: {path} = {value}, expected a {whole}number from {least} to {most}");
+            bail!("generation_config.json: {path} = {value}, expected {expected}");
         }
         let value = if path == "top_k" { Value::I32(number as i32) } else { Value::F32(number as f32) };
         metadata.set(format!("general.sampling.{key}"), value);

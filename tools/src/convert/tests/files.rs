@@ -276,6 +276,7 @@ fn recommended_sampling_is_carried_over() {
         (r#"{"temperature": true}"#, "temperature = true, expected a number from 0 to 2147483647"),
         (r#"{"top_p": [0.9]}"#, "top_p is a list, expected a number"),
         (r#"{"top_p": 2}"#, "top_p = 2, expected a number from 0 to 1"),
+        (r#"{"repetition_penalty": 0}"#, "repetition_penalty = 0, expected a number above 0, up to 2147483647"),
         (r#"{"top_k": 20.5}"#, "top_k = 20.5, expected a whole number from -1 to 2147483647"),
         (r#"{"top_k": 1e12}"#, "top_k = 1000000000000.0, expected a whole number from -1 to 2147483647"),
         (r#"{"do_sample": "no"}"#, "do_sample is a text, expected true or false"),
