@@ -116,6 +116,15 @@ impl Finish<'_> {
             Self::Weighted(weights) => weights[entry],
         }
     }
+
+    /// Whether products are added to what is there.
+    pub(super) fn accumulates(&self) -> bool {
+        match self {
+            Self::Linear(Linear { accumulate, .. }) => *accumulate,
+            Self::Gated(_) => false,
+            Self::Weighted(_) => true,
+        }
+    }
 }
 
 /// `out = [out +] scale * sigmoid(gate[entry]) * activation(y + bias)`

@@ -3,10 +3,10 @@
 
 use super::product::{Finish, FinishedEntries, Product, finish_row};
 use crate::{
-    packed::{SECTION, with_layout},
+    packed::{LINE, SECTION, with_layout},
     pool::Tile,
     simd::{
-        Kernel, Simd,
+        Kernel, Simd, dense, math,
         panels::ROWS,
         tiles::{Line, Multiply, Open, SIDE, STEP, Transpose, Unpack},
     },
@@ -22,14 +22,18 @@ const ENTRIES: usize = 512;
 /// first-level cache, and all entries meet these columns while they are in the second-level cache. With fewer of them sums go
 /// back and forth more often than products are made of them.
 const SUMS: usize = 256;
-/// Steps of a piece, a section of its panels: with more, two tiles of activations would fill most of the first-level cache.
-const STEPS: usize = SECTION;
+/// Steps of a piece, two sections of its panels, or one where activations are in two parts: two tiles of them fill two thirds of the
+/// first-level cache, through which weights do not come.
+const STEPS: usize = 2 * SECTION;
 /// Lines of a piece of one panel.
 const LINES: usize = STEPS * SIDE;
 /// Panels whose products fetch a tile of activations ahead, a quarter of it while two of them are multiplied.
 const PANELS_OF_TILE: usize = 8;
 /// Rows from one that is finished to the one that is fetched: they lie apart, where the processor does not expect them.
 const AHEAD: usize = 2;
+/// Bytes of an output that go past the caches: it would not stay in a second-level cache, and to be fetched there before it is
+/// written takes as long as half of its products.
+const FAR: usize = 4 << 20;
 /// Sums of two tiles of entries with two panels.
 const BLOCK: usize = 4 * SIDE * SIDE;
 
@@ -79,11 +83,14 @@ impl Product<'_> {
                     let (order, per_output) = (Some(tiled.order), self.entries.per_output);
                     let entries = FinishedEntries { order, block, per_output };
                     let sums = [&mut *y, &mut *other];
+                    let written = tiled.order.len() * self.outputs * size_of::<f32>();
+                    let is_far = written >= FAR && !self.finish.accumulates();
                     self.proof.run(FinishTiles {
                         finish: self.finish,
                         entries,
                         part: (at, first + at, count),
                         sums,
+                        is_far,
                         out,
                     });
                 }
@@ -108,6 +115,8 @@ struct FinishTiles<'a, 'o> {
     part: (usize, usize, usize),
     /// Of the matrix, and of the other one if there is one.
     sums: [&'a mut [f32]; 2],
+    /// Whether what is written is too much to be found in a cache by who reads it.
+    is_far: bool,
     out: &'a mut Tile<'o, f32>,
 }
 
@@ -116,10 +125,10 @@ impl Kernel for FinishTiles<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { finish, entries, part: (at, column, count), sums: [y, other], out } = self;
+        let Self { finish, entries, part: (at, column, count), sums: [y, other], is_far, out } = self;
         let entry_at = |entry: usize| entries.order.map_or(entry, |order| order[entry] as usize);
         for (i, entry) in entries.block.clone().enumerate() {
-            if entry + AHEAD < entries.block.end {
+            if !is_far && entry + AHEAD < entries.block.end {
                 let row = &out.row_mut(entry_at(entry + AHEAD) / entries.per_output)[at..at + count];
                 row.chunks(ROWS).for_each(|line| simd.prefetch(line.as_ptr().cast()));
             }
@@ -131,8 +140,18 @@ impl Kernel for FinishTiles<'_, '_> {
                 let first = block(panel, tile) + (tile % 2 * 2 + panel % 2) * SIDE * SIDE + i % SIDE * ROWS;
                 let sums = first..first + out.len();
                 let column = column + panel * ROWS;
-                finish_row(simd, (finish, factor, column), &mut y[sums.clone()], &other[sums], out);
+                let (y, other) = (&mut y[sums.clone()], &other[sums]);
+                if !is_far || out.len() < ROWS {
+                    finish_row(simd, (finish, factor, column), y, other, out);
+                    continue;
+                }
+                let mut line = [0.0; ROWS];
+                finish_row(simd, (finish, factor, column), y, other, &mut line);
+                math::store_far(simd, &line, out);
             }
+        }
+        if is_far {
+            simd.settle();
         }
     }
 }
@@ -155,10 +174,15 @@ impl Piece<'_, '_> {
     /// panels][2 tiles][2 panels][16 entries][16 rows]`.
     fn multiply(&mut self, matrix: &Matrix, entries: (usize, usize), y: &mut [f32]) {
         let all = matrix.columns / STEP;
-        for from in (0..all).step_by(STEPS) {
-            let steps = from..(from + STEPS).min(all);
-            let panels = self.rows.len().div_ceil(ROWS);
-            (0..panels).for_each(|panel| self.unpack(matrix, panel, steps.clone()));
+        let each = if self.tiled.rest.is_some() && in_two_parts(matrix.quant) { SECTION } else { STEPS };
+        let panels = self.rows.len().div_ceil(ROWS);
+        for from in (0..all).step_by(each) {
+            let steps = from..(from + each).min(all);
+            for panel in 0..panels {
+                let after = steps.end..(steps.end + each).min(all);
+                let next = if panel + 1 < panels { (panel + 1, steps.clone()) } else { (0, after) };
+                self.unpack(matrix, (panel, steps.clone()), next);
+            }
             self.add(matrix, (panels, steps), entries, y);
         }
     }
@@ -197,30 +221,31 @@ impl Piece<'_, '_> {
         }
     }
 
-    /// Turns some steps of panel `panel` of these rows into tiles.
-    fn unpack(&mut self, matrix: &Matrix, panel: usize, steps: Range<usize>) {
+    /// Turns some steps of a panel of these rows into tiles; others, of this panel or another one, are fetched meanwhile.
+    fn unpack(&mut self, matrix: &Matrix, (panel, steps): (usize, Range<usize>), (next, after): (usize, Range<usize>)) {
         let out = &mut self.lines[panel * LINES..][..steps.len() * SIDE];
         let (tiles, outputs) = (self.tiled.tiles, self.product.outputs);
         let first = self.rows.start + panel * ROWS;
         if let Some(panels) = matrix.panels(outputs) {
             let number = self.group * panels.each() + first / ROWS;
+            let sections = |steps: Range<usize>| steps.start / SECTION..steps.end.div_ceil(SECTION);
+            let next = Some(number + next - panel).filter(|_| !after.is_empty());
+            let next = next.and_then(|next| Some((matrix.packed_panel(panels, next)?, sections(after))));
             let panel = matrix.panel(panels, number, bytemuck::cast_slice_mut(self.scratch));
             with_layout!(
                 matrix.quant,
-                |L| tiles.run(Unpack::<L> {
-                    panel,
-                    sections: steps.start / STEPS..steps.end.div_ceil(STEPS),
-                    out,
-                    layout: PhantomData
-                }),
+                |L| tiles.run(Unpack::<L> { panel, next, sections: sections(steps), out, layout: PhantomData }),
                 unreachable!("it has panels")
             );
             return;
         }
-        if let Some(panel) = matrix.float_panel(outputs, self.group * outputs.div_ceil(ROWS) + first / ROWS) {
+        let number = self.group * outputs.div_ceil(ROWS) + first / ROWS;
+        if let Some(stored) = matrix.float_panel(outputs, number) {
             // They are lines as the unit wants them.
-            let panel: &[Line] = bytemuck::cast_slice(panel);
-            return out.copy_from_slice(&panel[steps.start * SIDE..steps.end * SIDE]);
+            let lines = |steps: Range<usize>| steps.start * SIDE * LINE..steps.end * SIDE * LINE;
+            let next = matrix.float_panel(outputs, number + next - panel).unwrap_or_default();
+            dense::fetch(tiles.vectors(), next, lines(after));
+            return out.copy_from_slice(bytemuck::cast_slice(&stored[lines(steps)]));
         }
         let mut rows = [&[][..]; SIDE];
         let wanted = self.group * outputs + first..self.group * outputs + (first + ROWS).min(outputs);

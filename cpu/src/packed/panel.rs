@@ -119,11 +119,11 @@ impl<'a> Panel<'a> {
         (self.columns / BLOCK).div_ceil(SECTION)
     }
 
-    /// The bytes of a section; none behind the last.
+    /// The bytes of some sections, of which there are some.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only a matrix unit asks for what is far ahead"))]
-    pub(crate) fn section<L: Layout>(&self, section: usize) -> &'a [u8] {
+    pub(crate) fn bytes_of<L: Layout>(&self, sections: Range<usize>) -> &'a [u8] {
         let bytes = section_bytes::<L>(SECTION);
-        self.bytes.chunks(bytes).nth(section).unwrap_or_default()
+        &self.bytes[sections.start * bytes..(sections.end * bytes).min(self.bytes.len())]
     }
 
     /// Blocks before a section.

@@ -50,6 +50,12 @@ impl Simd for Avx512 {
         self
     }
 
+    #[inline(always)]
+    fn settle(self) {
+        // SAFETY: the instruction has no operands.
+        unsafe { _mm_sfence() };
+    }
+
     memory! {
         fn load(self, from: *const f32) -> __m512 { _mm512_loadu_ps(from) }
         fn load_f16(self, from: *const u16) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
@@ -66,6 +72,7 @@ impl Simd for Avx512 {
             _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
         }}
         fn store(self, x: __m512, to: *mut f32) -> () { _mm512_storeu_ps(to, x) }
+        fn store_far(self, x: __m512, to: *mut f32) -> () { _mm512_stream_ps(to, x) }
         fn store_f16(self, x: __m512, to: *mut u16) -> () {
             _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x))
         }

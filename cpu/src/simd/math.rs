@@ -234,6 +234,22 @@ pub(crate) fn scaled<S: Simd>(simd: S, x: &[f32], factor: f32, out: &mut [f32]) 
     }
 }
 
+/// Writes numbers that are read much later, past the caches where that can be, after [`Simd::settle`].
+#[inline(always)]
+pub(crate) fn store_far<S: Simd>(simd: S, x: &[f32], out: &mut [f32]) {
+    if !out.as_ptr().addr().is_multiple_of(S::LANES * size_of::<f32>()) {
+        return out.copy_from_slice(x);
+    }
+    for (x, out) in x.chunks(S::LANES).zip(out.chunks_mut(S::LANES)) {
+        if out.len() < S::LANES {
+            store(simd, load(simd, x), out);
+            continue;
+        }
+        // SAFETY: there are as many floats in a chunk, and the first of them lies so.
+        unsafe { simd.store_far(load(simd, x), out.as_mut_ptr()) };
+    }
+}
+
 /// `out = activation(gate) * x`
 #[inline(always)]
 pub(crate) fn gated<S: Simd>(simd: S, activation: Activation, gate: &[f32], x: &[f32], out: &mut [f32]) {

@@ -230,6 +230,17 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` floats are writable at `to`; no alignment is needed.
     unsafe fn store(self, x: Self::F32, to: *mut f32);
+    /// As [`Simd::store`], past the caches where that can be: what is written is read much later, after [`Simd::settle`].
+    ///
+    /// # Safety
+    /// As of [`Simd::store`]; `to` is a multiple of the vector's size.
+    #[inline(always)]
+    unsafe fn store_far(self, x: Self::F32, to: *mut f32) {
+        // SAFETY: as the caller promises.
+        unsafe { self.store(x, to) }
+    }
+    /// Lets other threads see what was stored past the caches before anything that is stored from here on.
+    fn settle(self) {}
     /// Rounds to nearest, ties to even.
     ///
     /// # Safety

@@ -98,6 +98,8 @@ pub(crate) struct Unpack<'a, L> {
     pub(crate) panel: Panel<'a>,
     /// Which of its sections.
     pub(crate) sections: Range<usize>,
+    /// Sections that come next, of this panel or another one.
+    pub(crate) next: Option<(Panel<'a>, Range<usize>)>,
     /// `[blocks * 16]`
     pub(crate) out: &'a mut [Line],
     pub(crate) layout: PhantomData<L>,

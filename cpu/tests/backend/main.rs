@@ -6,10 +6,10 @@
 mod regressions;
 
 use kvas_backend::{
-    Act, Backend, CHUNK, DeviceError, KvType, Limits, Outputs, Page, Program, Reference, Replay, Slot, StateType, Step,
-    WeightData, WeightDecl, WeightSource,
-    conformance::{self, Build, Case, Make, Random, RandomWeights, normalised_error, tolerance},
-    op::{self, Output},
+    Act, Backend, CHUNK, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Reference, Replay, Slot, StateType,
+    Step, WeightData, WeightDecl, WeightSource,
+    conformance::{self, Build, Case, Make, Random, RandomWeights, RepeatedWeights, normalised_error, tolerance},
+    op::{self, Activation, GatedLinear, Linear, Output},
 };
 use kvas_cpu::{Cpu, Isa};
 use kvas_gguf::Quant;
@@ -107,6 +107,47 @@ fn avx512_agrees_with_the_reference() {
 #[test]
 fn amx_agrees_with_the_reference() {
     check(Isa::Amx);
+}
+
+/// Outputs too large for a cache are written past it, smaller ones are not: rows alone and together are the same.
+#[test]
+fn outputs_past_the_caches_are_the_same() {
+    const ROWS: usize = 64;
+    const COLUMNS: usize = 17_000;
+    for gated in [false, true] {
+        let mut b = Build::default();
+        let (x, out) = (b.act("x", 64), b.act("out", COLUMNS));
+        let mut weight = |name: &str| b.matrix(name, [COLUMNS, 64]);
+        let op = if gated {
+            let (gate, up) = (weight("gate"), weight("up"));
+            Op::GatedLinear(GatedLinear { x, gate, up, activation: Activation::Silu, out })
+        } else {
+            Op::Linear(Linear::new(x, weight("weight"), out))
+        };
+        b.op(op);
+        let program = Arc::new(b.finish(out));
+        let mut random = Random::new(7);
+        let values: Vec<f32> = (0..ROWS * 64).map(|_| random.normal()).collect();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            let mut backend = Cpu::with_isa(2, isa);
+            let mut weights = RepeatedWeights(Quant::Q8_0);
+            backend.prepare(program.clone(), &mut weights, conformance::without_stores(ROWS)).unwrap();
+            let mut outputs = |values: &[f32]| {
+                let rows = values.len() / 64;
+                backend.write(x, values).unwrap();
+                let mut step = Step::default();
+                step.push(Slot(1), 0, &vec![0; rows], Outputs::All, []);
+                backend.run(&program, &step).unwrap();
+                backend.commit(&[(Slot(1), rows as u32)]).unwrap();
+                let mut found = vec![0.0; rows * COLUMNS];
+                backend.read(out, 0, &mut found).unwrap();
+                found
+            };
+            let together = outputs(&values);
+            let alone: Vec<f32> = values.chunks(16 * 64).flat_map(&mut outputs).collect();
+            assert!(together == alone && together.iter().all(|y| *y != 0.0), "gated {gated} on {isa:?}");
+        }
+    }
 }
 
 /// The first case whose name starts with `name`.

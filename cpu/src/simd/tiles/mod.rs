@@ -285,7 +285,8 @@ impl Open {
     }
 }
 
-/// A product of asserted sizes. Whatever it is made of, a sum is one chain: step by step, the first part before the second.
+/// A product of asserted sizes. Whatever it is made of, a sum is one chain: step by step, the first part before the second. Weights are
+/// loaded past the first-level cache (T1), two thirds of which activations take up: they would drive those out.
 struct Pointers {
     a: [*const u16; 2],
     b: [*const Line; 2],
@@ -307,8 +308,8 @@ impl Pointers {
             asm!("test {accumulate}, {accumulate}", "jz 3f",
                 "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]", "jmp 4f",
                 "3:", "tilezero tmm0", "tilezero tmm1",
-                "4:", "tileloadd tmm4, [{a} + {line}]", "tileloadd tmm6, [{b0} + {line}]",
-                "tileloadd tmm7, [{b1} + {line}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                "4:", "tileloadd tmm4, [{a} + {line}]", "tileloaddt1 tmm6, [{b0} + {line}]",
+                "tileloaddt1 tmm7, [{b1} + {line}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
                 "test {behind}, {behind}", "jz 5f", "lea {rest}, [{a} + {behind}]", "tileloadd tmm5, [{rest} + {line}]",
                 "tdpbf16ps tmm0, tmm5, tmm6", "tdpbf16ps tmm1, tmm5, tmm7",
                 "5:", "add {a}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
@@ -334,12 +335,12 @@ impl Pointers {
                 "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]",
                 "tileloadd tmm2, [{c} + {line} + 2048]", "tileloadd tmm3, [{c} + {line} + 3072]", "jmp 2f",
                 "3:", "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                "2:", "tileloadd tmm6, [{b0} + {line}]", "tileloadd tmm4, [{a0} + {line}]",
-                "tileloadd tmm7, [{b1} + {line}]", "tileloadd tmm5, [{a1} + {line}]", "jmp 6f",
+                "2:", "tileloaddt1 tmm6, [{b0} + {line}]", "tileloadd tmm4, [{a0} + {line}]",
+                "tileloaddt1 tmm7, [{b1} + {line}]", "tileloadd tmm5, [{a1} + {line}]", "jmp 6f",
                 "4:", "tdpbf16ps tmm0, tmm4, tmm6", "prefetcht1 [{ahead} - 256]",
                 "tdpbf16ps tmm1, tmm4, tmm7", "tileloadd tmm4, [{a0} + {line}]", "prefetcht1 [{ahead} - 192]",
-                "tdpbf16ps tmm2, tmm5, tmm6", "tileloadd tmm6, [{b0} + {line}]", "prefetcht1 [{ahead} - 128]",
-                "tdpbf16ps tmm3, tmm5, tmm7", "tileloadd tmm5, [{a1} + {line}]", "tileloadd tmm7, [{b1} + {line}]",
+                "tdpbf16ps tmm2, tmm5, tmm6", "tileloaddt1 tmm6, [{b0} + {line}]", "prefetcht1 [{ahead} - 128]",
+                "tdpbf16ps tmm3, tmm5, tmm7", "tileloadd tmm5, [{a1} + {line}]", "tileloaddt1 tmm7, [{b1} + {line}]",
                 "prefetcht1 [{ahead} - 64]",
                 "6:", "add {a0}, 1024", "add {a1}, 1024", "add {b0}, 1024", "add {b1}, 1024", "add {ahead}, 256",
                 "dec {n}", "jnz 4b",
@@ -370,9 +371,9 @@ impl Pointers {
                 "tileloadd tmm0, [{c} + {line}]", "tileloadd tmm1, [{c} + {line} + 1024]",
                 "tileloadd tmm2, [{c} + {line} + 2048]", "tileloadd tmm3, [{c} + {line} + 3072]", "jmp 4f",
                 "3:", "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                "4:", "tileloadd tmm6, [{b0} + {line}]", "tileloadd tmm4, [{a0} + {line}]",
+                "4:", "tileloaddt1 tmm6, [{b0} + {line}]", "tileloadd tmm4, [{a0} + {line}]",
                 "tdpbf16ps tmm0, tmm4, tmm6", "prefetcht1 [{ahead}]",
-                "tileloadd tmm7, [{b1} + {line}]", "tdpbf16ps tmm1, tmm4, tmm7", "prefetcht1 [{ahead} + 64]",
+                "tileloaddt1 tmm7, [{b1} + {line}]", "tdpbf16ps tmm1, tmm4, tmm7", "prefetcht1 [{ahead} + 64]",
                 "tileloadd tmm5, [{a1} + {line}]", "tdpbf16ps tmm2, tmm5, tmm6", "prefetcht1 [{ahead} + 128]",
                 "tdpbf16ps tmm3, tmm5, tmm7", "prefetcht1 [{ahead} + 192]", "lea {rest}, [{a0} + {behind}]",
                 "tileloadd tmm4, [{rest} + {line}]", "lea {rest}, [{a1} + {behind}]",

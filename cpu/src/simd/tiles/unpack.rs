@@ -10,13 +10,13 @@ impl<L: Layout> TileKernel for Unpack<'_, L> {
     #[inline(always)]
     fn run(self, tiles: Tiles) {
         let p = tiles.vectors();
-        // Other panels, and all that they meet, come before the next section of this one: memory has time to bring it.
-        let ahead = self.panel.section::<L>(self.sections.end);
+        // The hardware alone begins anew with each panel, and its first lines are waited for.
+        let next = self.next.map_or(&[][..], |(panel, sections)| panel.bytes_of::<L>(sections));
         let mut blocks = self.panel.blocks::<L>(self.sections);
         let all = self.out.as_chunks_mut::<SIDE>().0;
-        let mut ahead = ahead.chunks(ahead.len().div_ceil(all.len().max(1)).max(1));
+        let mut next = next.chunks(next.len().div_ceil(all.len().max(1)).max(1));
         for out in all {
-            for line in ahead.next().unwrap_or_default().chunks(LINE) {
+            for line in next.next().unwrap_or_default().chunks(LINE) {
                 p.prefetch_far(line.as_ptr());
             }
             let PanelBlock { record, at, lines } = blocks.next();
