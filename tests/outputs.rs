@@ -282,3 +282,26 @@ fn a_signal_leaves_nothing_half_written() {
         assert_eq!(trial.names(), ["model.gguf"]);
     }
 }
+
+#[test]
+fn flags_stand_in_the_place_of_what_a_file_recommends_in_vain() {
+    let trial = Trial::new();
+    for (name, value, expected, flag) in [
+        ("mirostat", Value::U32(1), "1, expected 0 (off) or 2", ["--mirostat", "0"]),
+        ("sequence", Value::String("top_k;fox".into()), "fox, expected some of ", ["--samplers", "top_k"]),
+        ("temp", Value::F32(-1.0), "-1, expected a finite number of at least 0", ["--temp", "0"]),
+    ] {
+        trial.changed("odd", Some((&format!("general.sampling.{name}"), value)), |_, _| {}, &[]);
+        let model = trial.named("odd");
+        let arguments = ["run", "-m", &model, "-p", "a", "-n", "1", "--top-k", "3"];
+        let said = format!("{model}: key general.sampling.{name} = {expected}");
+        let error = fails(&arguments);
+        assert!(error.starts_with(&format!("error: {said}")), "{error}");
+        let output = kvas(&[&arguments[..], &flag].concat());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{stderr}");
+        let first = stderr.lines().next().unwrap_or_default();
+        assert!(first.starts_with(&said) && first.ends_with("; not followed, for a flag says it"), "{stderr}");
+        assert_eq!(stderr.matches("general.sampling").count(), 1, "{stderr}");
+    }
+}

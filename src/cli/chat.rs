@@ -123,7 +123,8 @@ impl Chat {
 
     /// What all engines of this chat have in common.
     fn table(&self, model: &mut Model) -> anyhow::Result<Table<'_>> {
-        let settings = self.over(ChatSettings { params: model.sampling()?, ..ChatSettings::default() })?;
+        let params = self.sampling.over_those_of(model, &self.model.name())?;
+        let settings = self.over(ChatSettings { params, ..ChatSettings::default() })?;
         let template = match self.template.template()? {
             Some(template) => template,
             None => model.template()?,

@@ -7,6 +7,7 @@ use kvas::{
     sampling::{SamplerParams, SamplingError, parse_samplers},
     session::{ModelId, OffloadCache},
     speculation::DEFAULT_DRAFTS,
+    stdio::note,
     text::ChatTemplate,
 };
 use kvas_backend::{KvType, StateType};
@@ -369,6 +370,33 @@ impl SamplingFlags {
     /// Refuses what is wrong before a model is opened.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.over(SamplerParams::default()).map(drop)
+    }
+
+    /// What a model recommends, but for what was given; says what it recommends in vain.
+    pub(crate) fn over_those_of(&self, model: &Model, file: &str) -> anyhow::Result<SamplerParams> {
+        let (params, passed_over) =
+            model.sampling().unless(|field| self.gives(field)).map_err(|error| anyhow!("{file}: {error}"))?;
+        passed_over.iter().for_each(|error| note(format_args!("{file}: {error}; not followed, for a flag says it")));
+        self.over(params)
+    }
+
+    /// Whether a parameter that models recommend was given.
+    fn gives(&self, field: &str) -> bool {
+        match field {
+            "temperature" => self.temp.is_some(),
+            "top_k" => self.top_k.is_some(),
+            "top_p" => self.top_p.is_some(),
+            "min_p" => self.min_p.is_some(),
+            "repeat_last" => self.repeat_last_n.is_some(),
+            "repeat_penalty" => self.repeat_penalty.is_some(),
+            "xtc_probability" => self.xtc_probability.is_some(),
+            "xtc_threshold" => self.xtc_threshold.is_some(),
+            "mirostat" => self.mirostat.is_some(),
+            "mirostat_tau" => self.mirostat_ent.is_some(),
+            "mirostat_eta" => self.mirostat_lr.is_some(),
+            "samplers" => self.samplers.is_some(),
+            _ => false,
+        }
     }
 
     /// These parameters, but for those that were given; checked.

@@ -142,7 +142,7 @@ impl Run {
         self.session.iter().try_for_each(|path| check_output(path))?;
         self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
-        let params = self.sampling.over(model.sampling()?)?;
+        let params = self.sampling.over_those_of(&model, &self.model.name())?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
         let id = ModelId::of(&model.file);

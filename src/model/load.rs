@@ -1,10 +1,14 @@
 //! The loading pipeline, top to bottom: map, read, lower, bind, prepare.
 
-use super::{ModelError, ModelSpec, bundled, lower::lower, sampling, weights};
+use super::{
+    ModelError, ModelSpec, bundled,
+    lower::lower,
+    sampling::{self, Recommended},
+    weights,
+};
 use crate::{
     arch,
     engine::Runner,
-    sampling::SamplerParams,
     text::{ChatTemplate, Tokenizer},
 };
 use kvas_backend::{Backend, Limits, Program};
@@ -57,7 +61,7 @@ impl Model {
     }
 
     /// How its authors would have tokens chosen.
-    pub fn sampling(&self) -> Result<SamplerParams, ModelError> {
+    pub fn sampling(&self) -> Recommended {
         sampling::recommended(self.file.metadata())
     }
 

@@ -14,4 +14,5 @@ pub mod weights;
 
 pub use error::ModelError;
 pub use load::Model;
+pub use sampling::Recommended;
 pub use spec::ModelSpec;

@@ -27,45 +27,88 @@ const WHOLE: [Row<i32>; 2] = [
     ("penalty_last_n", "repeat_last", |params| &mut params.repeat_last),
 ];
 
+/// What a file recommends.
+#[derive(Debug, Default)]
+pub struct Recommended {
+    params: SamplerParams,
+    /// Parameters that it says, which cannot be what it says, and why.
+    unfit: Vec<(&'static str, ModelError)>,
+}
+
+impl Recommended {
+    /// The parameters, and what is wrong with those that `given` says are given in their place.
+    ///
+    /// # Errors
+    /// What is wrong with another one.
+    pub fn unless(self, given: impl Fn(&str) -> bool) -> Result<(SamplerParams, Vec<ModelError>), ModelError> {
+        let (passed_over, mut wrong): (Vec<_>, Vec<_>) = self.unfit.into_iter().partition(|(field, _)| given(field));
+        if !wrong.is_empty() {
+            return Err(wrong.swap_remove(0).1);
+        }
+        Ok((self.params, passed_over.into_iter().map(|(_, error)| error).collect()))
+    }
+
+    /// Has `put` bring in what the file says of a parameter, if that is something.
+    fn take<T>(
+        &mut self,
+        (end, field): (&str, &'static str),
+        said: Result<Option<T>, GgufError>,
+        put: impl FnOnce(&mut SamplerParams, T) -> Result<(), (String, String)>,
+    ) {
+        let mut params = self.params.clone();
+        let refuse = |(found, expected): (String, String)| bad(&format!("{PREFIX}{end}"), &found, &expected);
+        let taken = said.map_err(ModelError::from).and_then(|said| {
+            let Some(said) = said else { return Ok(()) };
+            put(&mut params, said).and_then(|()| params.validate().map_err(in_two)).map_err(refuse)
+        });
+        match taken {
+            Ok(()) => self.params = params,
+            Err(error) => self.unfit.push((field, error)),
+        }
+    }
+}
+
 /// The parameters that a file recommends.
-pub(super) fn recommended(metadata: &Metadata) -> Result<SamplerParams, ModelError> {
-    let mut params = SamplerParams::default();
-    for (end, _, place) in NUMBERS {
-        if let Some(number) = metadata.float_opt(&format!("{PREFIX}{end}"))? {
-            *place(&mut params) = number;
-        }
+pub(super) fn recommended(metadata: &Metadata) -> Recommended {
+    let mut found = Recommended::default();
+    let key = |end: &str| format!("{PREFIX}{end}");
+    for (end, field, place) in NUMBERS {
+        found.take((end, field), metadata.float_opt(&key(end)), |params, number| {
+            *place(params) = number;
+            Ok(())
+        });
     }
-    for (end, _, place) in WHOLE {
-        let key = format!("{PREFIX}{end}");
-        if let Some(number) = metadata.float_opt(&key)? {
-            *place(&mut params) = whole(&key, number)?;
-        }
+    for (end, field, place) in WHOLE {
+        found.take((end, field), metadata.float_opt(&key(end)), |params, number| {
+            *place(params) = whole(number).ok_or_else(|| (number.to_string(), "a whole number".into()))?;
+            Ok(())
+        });
     }
-    if let Some(version) = metadata.uint_opt(&format!("{PREFIX}mirostat"))? {
+    found.take(("mirostat", "mirostat"), metadata.uint_opt(&key("mirostat")), |params, version| {
         params.mirostat = u32::try_from(version).unwrap_or(u32::MAX);
-    }
-    let key = format!("{PREFIX}sequence");
-    if let Some(list) = metadata.string_opt(&key)? {
-        params.samplers = parse_samplers(list).map_err(|error| bad(&key, list, &error.to_string()))?;
-    }
-    params.validate().map_err(by_key)?;
-    Ok(params)
+        Ok(())
+    });
+    found.take(("sequence", "samplers"), metadata.string_opt(&key("sequence")), |params, list| {
+        params.samplers = parse_samplers(list).map_err(in_two)?;
+        Ok(())
+    });
+    found
 }
 
-fn whole(key: &str, number: f32) -> Result<i32, ModelError> {
+fn whole(number: f32) -> Option<i32> {
     let is_whole = number.fract() == 0.0 && (i32::MIN as f32..i32::MAX as f32).contains(&number);
-    if is_whole { Ok(number as i32) } else { Err(bad(key, &number.to_string(), "a whole number")) }
+    is_whole.then_some(number as i32)
 }
 
-/// What is wrong with a parameter, by its key.
-fn by_key(error: SamplingError) -> ModelError {
-    let SamplingError::Range { field, found, expected } = &error else {
-        return bad(PREFIX, "what it is", &error.to_string());
-    };
-    let mut names =
-        NUMBERS.map(|(end, name, _)| (end, name)).into_iter().chain(WHOLE.map(|(end, name, _)| (end, name)));
-    let end = names.find(|(_, name)| name == field).map_or(*field, |(end, _)| end);
-    bad(&format!("{PREFIX}{end}"), found, expected)
+/// What was found, and what was expected.
+fn in_two(error: SamplingError) -> (String, String) {
+    match error {
+        SamplingError::Range { found, expected, .. } => (found, expected.into()),
+        SamplingError::UnknownSampler { name, known } => (name, format!("some of {known}")),
+        SamplingError::Token { .. } | SamplingError::Length { .. } | SamplingError::NoCandidate { .. } => {
+            ("what it is".into(), error.to_string())
+        }
+    }
 }
 
 fn bad(key: &str, found: &str, expected: &str) -> ModelError {
@@ -80,14 +123,15 @@ mod tests {
     #[test]
     fn a_file_recommends_what_it_says_and_no_more() {
         let mut metadata = Metadata::default();
-        assert_eq!(recommended(&metadata).unwrap(), SamplerParams::default());
+        let none_given = |metadata: &Metadata| recommended(metadata).unless(|_| false);
+        assert_eq!(none_given(&metadata).unwrap().0, SamplerParams::default());
         let mut set = |end: &str, value| metadata.set(format!("{PREFIX}{end}"), value);
         set("temp", Value::F32(0.6));
         set("top_k", Value::I32(-1));
         set("penalty_last_n", Value::I32(128));
         set("mirostat", Value::I32(2));
         set("sequence", Value::String("top_k;temperature".into()));
-        let found = recommended(&metadata).unwrap();
+        let (found, _) = none_given(&metadata).unwrap();
         assert_eq!((found.temperature, found.top_k, found.repeat_last, found.mirostat), (0.6, -1, 128, 2));
         assert_eq!((found.samplers.len(), found.top_p), (2, SamplerParams::default().top_p));
         for (end, value, expected) in [
@@ -100,16 +144,16 @@ mod tests {
                 "key general.sampling.penalty_repeat = 0, expected a finite number above 0",
             ),
             ("mirostat", Value::I32(1), "key general.sampling.mirostat = 1, expected 0 (off) or 2"),
-            (
-                "sequence",
-                Value::String("fox".into()),
-                "key general.sampling.sequence = fox, expected samplers: unknown",
-            ),
+            ("sequence", Value::String("fox".into()), "key general.sampling.sequence = fox, expected some of "),
         ] {
             let mut wrong = metadata.clone();
             wrong.set(format!("{PREFIX}{end}"), value);
-            let error = recommended(&wrong).unwrap_err().to_string();
+            let error = none_given(&wrong).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
+            let (params, passed_over) = recommended(&wrong).unless(|_| true).unwrap();
+            assert_eq!(passed_over.len(), 1);
+            assert_eq!(passed_over[0].to_string(), error);
+            assert!(params.validate().is_ok(), "{end}");
         }
     }
 }

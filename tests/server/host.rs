@@ -102,7 +102,7 @@ impl Bundled {
                 Some(template) => template.clone(),
                 None => model.template().map_err(|error| error.to_string())?,
             },
-            sampling: model.sampling().map_err(|error| error.to_string())?,
+            sampling: model.sampling().unless(|_| false).map_err(|error| error.to_string())?.0,
             id: ModelId::of(&model.file),
             facts: ModelFacts { context: CONTEXT, bound: self.bound, layout, ..ModelFacts::of(&model) },
             tokenizer: model.tokenizer,

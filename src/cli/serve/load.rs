@@ -114,7 +114,7 @@ impl FromFlags {
             Some(template) => template.clone(),
             None => model.template()?,
         };
-        let sampling = self.sampling.over(model.sampling()?)?;
+        let sampling = self.sampling.over_those_of(&model, &flags.name())?;
         let host_bytes = self.offload_cache.host_bytes(&flags.run.compute)?;
         let promised = self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)) + host_bytes;
         let wanted = device::MemoryRequest { promised, ..wanted(self.parallel, &self.drafts) };
