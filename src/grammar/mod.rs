@@ -7,6 +7,7 @@ mod limits;
 mod marker;
 mod running;
 mod schema;
+mod schema_fault;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
@@ -131,16 +132,29 @@ fn compile_here(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, 
             (TopLevelGrammar::from_lark(lark), "tool call")
         }
     };
-    let parser = vocabulary.factory().create_parser(source).map_err(|error| said(named, &error.to_string()))?;
+    parsed(vocabulary, source).map_err(|error| match grammar {
+        Grammar::JsonSchema(schema) => match schema_fault::fault(schema, &|regex| wrong_in(vocabulary, regex)) {
+            Some(fault) => format!("{named}: {fault}"),
+            None => said(named, &error),
+        },
+        Grammar::JsonObject | Grammar::Regex(_) | Grammar::Gbnf(_) | Grammar::Calls { .. } => said(named, &error),
+    })
+}
+
+fn parsed(vocabulary: &Vocabulary, source: TopLevelGrammar) -> Result<Compiled, String> {
+    let parser = vocabulary.factory().create_parser(source).map_err(|error| error.to_string())?;
     let mut matcher = Matcher::new(Ok(parser));
     match matcher.get_error() {
-        Some(error) => Err(said(named, &error)),
-        None if matcher.compute_mask_or_eos().is_err() => {
-            let why = matcher.get_error().unwrap_or_default();
-            Err(said(named, &why))
-        }
+        Some(error) => Err(error),
+        None if matcher.compute_mask_or_eos().is_err() => Err(matcher.get_error().unwrap_or_default()),
         None => Ok(Compiled(Arc::new(Mutex::new(matcher)))),
     }
+}
+
+/// What is wrong in a regular expression, if it cannot be followed.
+fn wrong_in(vocabulary: &Vocabulary, regex: &str) -> Option<String> {
+    let error = parsed(vocabulary, TopLevelGrammar::from_regex(unanchored(regex))).err()?;
+    Some(said(&format!("{regex:?}"), &error))
 }
 
 fn json_schema(schema: &Value) -> TopLevelGrammar {

@@ -56,7 +56,7 @@ fn renamed_reference<'a>(reference: &str, renamed: &'a HashMap<String, String>) 
 }
 
 /// A text with its `%5B` read as `[`, if what becomes of it is text.
-fn unescaped(text: &str) -> Option<String> {
+pub(super) fn unescaped(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();
     for part in parts {

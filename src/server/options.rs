@@ -384,7 +384,7 @@ pub fn grammar_beside(fields: &Fields<'_>, own: Option<Grammar>) -> Result<Optio
         }
     }
     if let Some(format) = fields.object("response_format")? {
-        wanted.extend(response_format(&format)?);
+        wanted.extend(response_format(&format, "json_schema")?);
     }
     match wanted.len() {
         0 | 1 => Ok(wanted.pop()),
@@ -416,16 +416,20 @@ fn schema(fields: &Fields<'_>, field: &str) -> Result<Option<Grammar>, ApiError>
     }
 }
 
-/// OpenAI's `response_format`, and the `text.format` of its Responses.
-pub fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
-    let missing = |fields: &Fields<'_>| ApiError::field(&fields.name("schema"), "missing, expected a JSON schema");
+/// OpenAI's `response_format`, and the `text.format` of its Responses. `holder` is the field that the API has for a schema.
+pub fn response_format(format: &Fields<'_>, holder: &str) -> Result<Option<Grammar>, ApiError> {
     match format.need("type", "text, json_object or json_schema")?.as_str() {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(schema(format, "schema")?.unwrap_or(Grammar::JsonObject))),
         Some("json_schema") => {
             let inner = format.object("json_schema")?;
-            let holder = inner.as_ref().unwrap_or(format);
-            schema(holder, "schema")?.ok_or_else(|| missing(holder)).map(Some)
+            let found = schema(inner.as_ref().unwrap_or(format), "schema")?;
+            let missing = || match (&inner, holder) {
+                (Some(inner), _) => ApiError::field(&inner.name("schema"), "missing, expected a JSON schema"),
+                (None, "schema") => ApiError::field(&format.name(holder), "missing, expected a JSON schema"),
+                (None, _) => ApiError::field(&format.name(holder), "missing, expected an object with a schema"),
+            };
+            found.ok_or_else(missing).map(Some)
         }
         _ => Err(wrong(&format.name("type"), &format.map()["type"], "text, json_object or json_schema")),
     }

@@ -424,3 +424,50 @@ fn what_is_not_there_is_said_in_the_form_of_the_api() {
     assert_eq!((reply.status, &reply.json()["error"]["type"]), (404, &json!("not_found_error")));
     assert_eq!(reply.json()["type"], "error");
 }
+
+/// Each API by the name that it has for the place of a schema.
+#[test]
+fn schemas_and_tools_that_are_missing_or_wrong_are_called_by_their_place() {
+    let host = Host::shared();
+    let ask = json!([{"role": "user", "content": "Hi."}]);
+    let wrong = json!({"properties": {"a": {"type": "strng"}}});
+    let said = "properties.a.type: \"strng\", expected one of ";
+    for (path, body, expected) in [
+        (
+            "/v1/chat/completions",
+            json!({"messages": ask, "response_format": {"type": "json_schema"}}),
+            "response_format.json_schema: missing, expected an object with a schema",
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": ask, "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
+            "response_format.json_schema.schema: missing, expected a JSON schema",
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": ask, "response_format": {"type": "json_schema", "json_schema": {"schema": wrong}}}),
+            said,
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "Hi.", "text": {"format": {"type": "json_schema", "name": "x"}}}),
+            "text.format.schema: missing, expected a JSON schema",
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": ask, "max_tokens": 2, "output_config": {"format": {"type": "json_schema"}}}),
+            "output_config.format.schema: missing, expected a JSON schema",
+        ),
+        ("/api/chat", json!({"messages": ask, "format": wrong}), said),
+        (
+            "/v1/chat/completions",
+            json!({"messages": ask, "tools": [{"type": "custom", "custom": {"name": "x"}}]}),
+            "tools[0].type: custom, expected function",
+        ),
+        ("/completion", json!({"prompt": "Hi", "json_schema": wrong}), said),
+    ] {
+        let reply = host.post(path, &body);
+        let found = message(path, &reply.json());
+        assert!(reply.status == 400 && found.contains(expected), "{path}: {found}, not {expected}");
+    }
+}

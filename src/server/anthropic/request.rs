@@ -21,9 +21,9 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     turn.tools = tools(fields)?;
     (turn.choice, turn.parallel) = tool_choice(fields)?;
     let format = match (fields.object("output_format")?, fields.object("output_config")?) {
-        (Some(format), _) => options::response_format(&format)?,
+        (Some(format), _) => options::response_format(&format, "schema")?,
         (None, Some(config)) => match config.object("format")? {
-            Some(format) => options::response_format(&format)?,
+            Some(format) => options::response_format(&format, "schema")?,
             None => None,
         },
         (None, None) => None,

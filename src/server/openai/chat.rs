@@ -126,6 +126,9 @@ pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     for (number, tool) in list.iter().enumerate() {
         let path = fields.name(&format!("tools[{number}]"));
         let tool = Fields::within(tool, &path)?;
+        if let Some(kind) = tool.text("type")?.filter(|kind| *kind != "function") {
+            return Err(ApiError::field(&tool.name("type"), format!("{kind}, expected function")));
+        }
         let function = tool.object("function")?;
         let function =
             function.ok_or_else(|| ApiError::field(&tool.name("function"), "missing, expected an object"))?;

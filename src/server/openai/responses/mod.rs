@@ -117,7 +117,7 @@ pub fn turn(fields: &Fields<'_>, messages: Vec<Value>, settings: &Settings) -> R
     (turn.choice, turn.allowed) = super::chat::tool_choice(fields)?;
     turn.parallel = super::chat::parallel(fields, &turn.choice)?;
     let format = fields.object("text")?.map(|text| text.object("format")).transpose()?.flatten();
-    let format = format.map(|format| options::response_format(&format)).transpose()?.flatten();
+    let format = format.map(|format| options::response_format(&format, "schema")).transpose()?.flatten();
     turn.grammar = options::grammar_beside(fields, format)?;
     turn.budget = options::reasoning_budget(fields)?.unwrap_or(turn.budget);
     Ok(turn)
