@@ -17,6 +17,7 @@ use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, pars
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::discriminant;
 
 /// A compiled and guarded template: its instructions and those of its blocks.
 pub(super) type Compiled<'a> = (Instructions<'a>, BTreeMap<&'a str, Instructions<'a>>);
@@ -136,6 +137,9 @@ enum Compared {
     #[default]
     Other,
     Constant,
+    /// It is none, which nothing can be multiplied with.
+    None,
+    NoneBehindSign,
     /// What it closes may be a constant.
     Bracket,
     Sign,
@@ -146,18 +150,26 @@ impl Compared {
     /// What has to stand before a token, so that one side of a comparison is no constant.
     fn before(&mut self, token: &Token<'_>) -> Option<String> {
         let (is_truth, is_literal, is_sign) = (is_truth(token), is_literal(token), is_order(token));
+        let is_none = matches!(token, Token::Ident("none" | "None"));
         let factor = match self {
+            Compared::None if is_sign => Some(WHATEVER.into()),
+            Compared::NoneBehindSign => Some(WHATEVER.into()),
             Compared::Constant if is_sign => Some(format!("*{ONE}")),
             Compared::Sign if is_truth => Some(format!("{ONE}*")),
             Compared::SignBehindBracket if is_truth || is_literal => Some(format!("{ONE}*")),
-            Compared::Constant | Compared::Sign | Compared::SignBehindBracket | Compared::Bracket | Compared::Other => {
-                None
-            }
+            Compared::None
+            | Compared::Constant
+            | Compared::Sign
+            | Compared::SignBehindBracket
+            | Compared::Bracket
+            | Compared::Other => None,
         };
         let is_bracket = matches!(token, Token::BracketClose | Token::ParenClose | Token::BraceClose);
         *self = match (is_sign, *self) {
             (true, Compared::Bracket) => Compared::SignBehindBracket,
             (true, _) => Compared::Sign,
+            (false, Compared::Sign | Compared::SignBehindBracket) if is_none => Compared::NoneBehindSign,
+            (false, _) if is_none => Compared::None,
             (false, _) if is_truth || is_literal => Compared::Constant,
             (false, _) if is_bracket => Compared::Bracket,
             (false, _) => Compared::Other,
@@ -165,6 +177,9 @@ impl Compared {
         factor
     }
 }
+
+/// What leaves a value as it is, which the engine does not know before it renders.
+const WHATEVER: &str = "|default(0)";
 
 fn is_literal(token: &Token<'_>) -> bool {
     matches!(token, Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_))
@@ -209,10 +224,12 @@ fn guard<'a>(original: &Instructions<'a>, source: &'a str) -> Instructions<'a> {
     let mut moved = Vec::new();
     let mut at = 0;
     let (begins, ends) = with_else(original);
+    let links = ordering_links();
     while let Some(instruction) = original.get(at) {
         let mut first = None;
         let before = at.checked_sub(1).and_then(|before| original.get(before));
-        let mut parts = guard_one(instruction, before);
+        let mut parts =
+            if is_one_of(&links, instruction) { ordered(instruction) } else { guard_one(instruction, before) };
         if begins.contains(&at) {
             parts.extend(tell(BEGUN));
         }
@@ -295,7 +312,7 @@ fn guard_one<'a>(instruction: &Instruction<'a>, before: Option<&Instruction<'a>>
         // The guard gives both operands back, the right one on top.
         I::StringConcat => vec![call(CONCAT, 2), I::UnpackList(2), original, call(MADE, 1)],
         I::Sub | I::Div | I::IntDiv | I::Pow => vec![call(NUMBERS, 2), I::UnpackList(2), original],
-        I::Lt | I::Lte | I::Gt | I::Gte => vec![call(ORDER, 2), I::UnpackList(2), original],
+        I::Lt | I::Lte | I::Gt | I::Gte => ordered(instruction),
         I::Neg => vec![call(NUMBERS, 1), original],
         I::Add | I::Mul => vec![call(GROW, 2), I::UnpackList(2), original, call(MADE, 1)],
         I::GetAttr(name) if methods::is_method(name) => {
@@ -319,6 +336,30 @@ fn guard_one<'a>(instruction: &Instruction<'a>, before: Option<&Instruction<'a>>
         }
         _ => vec![original],
     }
+}
+
+/// A comparison of sizes behind its guard.
+fn ordered<'a>(comparison: &Instruction<'a>) -> Vec<Instruction<'a>> {
+    vec![Instruction::CallFunction(ORDER, Some(2)), Instruction::UnpackList(2), comparison.clone()]
+}
+
+/// The comparisons of sizes that another one follows, as in `1 < x < 3`: the engine has one instruction for those, and does
+/// not give the type away that says which one it is.
+fn ordering_links() -> Vec<Instruction<'static>> {
+    let source = "{{ x < x <= x > x >= x < x }}";
+    let Ok(template) = syntax().and_then(|syntax| parse(source, NAME, syntax)) else { return Vec::new() };
+    let mut generator = CodeGenerator::new(NAME, source);
+    generator.compile_stmt(&template);
+    let (instructions, _) = generator.finish();
+    let is_link = |instruction: &&Instruction<'_>| matches!(instruction, Instruction::CompareAndPreserve(_));
+    (0..len(&instructions)).filter_map(|at| instructions.get(at)).filter(is_link).cloned().collect()
+}
+
+/// Whether an instruction is one of these links.
+fn is_one_of(links: &[Instruction<'_>], instruction: &Instruction<'_>) -> bool {
+    let Instruction::CompareAndPreserve(kind) = instruction else { return false };
+    let is_same = |link: &Instruction<'_>| matches!(link, Instruction::CompareAndPreserve(known) if discriminant(known) == discriminant(kind));
+    links.iter().any(is_same)
 }
 
 #[allow(clippy::wildcard_enum_match_arm, reason = "all other instructions go on to the next")]

@@ -131,11 +131,13 @@ fn what_is_in_no_order_is_refused() {
         for sign in ["<", ">", "<=", ">="] {
             let error = render(&format!("{{% set x = {left} %}}{{{{ x {sign} {right} }}}}")).unwrap_err().to_string();
             assert!(error.contains("in no order, expected two numbers or two texts"), "{error}");
-            if matches!(left, "nothing" | "none") {
+            if left == "nothing" {
                 continue;
             }
-            // Constants are no other values, alone and in brackets.
-            for source in [format!("{{{{ {left} {sign} {right} }}}}"), format!("{{{{ ({left}) {sign} {right} }}}}")] {
+            // Constants are no other values, alone, in brackets and in chains.
+            for source in ["L S R", "(L) S R", "1 < 2 and L S R", "1 < 2 != L S R < x", "x != L S R > x"] {
+                let source = source.replace('L', left).replace('S', sign).replace('R', right);
+                let source = format!("{{% set x = 3 %}}{{{{ {source} }}}}");
                 let error = render(&source).unwrap_err().to_string();
                 assert!(error.contains("in no order, expected two numbers or two texts"), "{source}: {error}");
             }
@@ -145,6 +147,9 @@ fn what_is_in_no_order_is_refused() {
     assert_eq!(render(known).unwrap(), "True True True True False False");
     let constant = "{{ 1 < 2.5 }} {{ 'a' < 'b' }} {{ (1) < 2 }} {{ -1 < 1 }} {{ 7 % 4 < 3 }} {{ ('a' + 'b') < 'b' }} {{ 2 * 3 < 6 }}";
     assert_eq!(render(constant).unwrap(), "True True True True False True False");
+    let chains = "{% set x = 2 %}{{ 1 < x < 3 }} {{ 3 > x > 2 }} {{ 1 < 2 < 3 }} {{ 3 >= 2 >= 2 > x }} {{ 0 < true <= x == 2 }} \
+        {{ x < 1 < none }} {{ x == 2 in [2] }} {{ 0 < x not in [1] }}";
+    assert_eq!(render(chains).unwrap(), "True False True False True False True True");
 }
 
 #[test]
