@@ -86,6 +86,12 @@ fn props_name_parameters_as_requests_do() {
     assert_eq!(host.post("/completion", &body).ok()["content"], alone["content"]);
     body["repeat_last_n"] = json!(-2);
     assert_eq!(host.post("/completion", &body).status, 400);
+    let shown = host.post("/api/show", &json!({"model": "tiny"})).ok()["parameters"].as_str().unwrap().to_owned();
+    let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    for name in ["temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"] {
+        let line = lines.iter().find(|line| line[0] == name).unwrap_or_else(|| panic!("{name} in {shown}"));
+        assert!((line[1].parse::<f64>().unwrap() - params[name].as_f64().unwrap()).abs() < 1e-6, "{shown} {params}");
+    }
 }
 
 #[test]

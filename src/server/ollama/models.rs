@@ -128,11 +128,28 @@ pub async fn show(State(server): State<Arc<Server>>, Body(body): Body) -> Result
     }
     Ok(Json(json!({
         "modelfile": format!("FROM {}", facts.file.path),
-        "parameters": format!("num_ctx {}", facts.context),
+        "parameters": defaults(&served),
         "template": served.template.source(),
         "details": details(&facts.file),
         "model_info": info,
         "capabilities": capabilities,
         "modified_at": date(served.created),
     })))
+}
+
+/// What holds where a request does not say it, as lines of a Modelfile.
+fn defaults(served: &Served) -> String {
+    let params = &served.defaults;
+    let lines = [
+        ("num_ctx", served.facts.context.to_string()),
+        ("temperature", params.temperature.to_string()),
+        ("top_k", params.top_k.to_string()),
+        ("top_p", params.top_p.to_string()),
+        ("min_p", params.min_p.to_string()),
+        ("repeat_last_n", params.repeat_last.to_string()),
+        ("repeat_penalty", params.repeat_penalty.to_string()),
+        ("presence_penalty", params.presence_penalty.to_string()),
+        ("frequency_penalty", params.frequency_penalty.to_string()),
+    ];
+    lines.map(|(name, value)| format!("{name:<30} {value}")).join("\n")
 }
