@@ -278,7 +278,13 @@ fn say_of_threads(threads: usize) {
 
 /// What is said of a plan that does not fit.
 pub(crate) fn too_large(flags: &ModelFlags, large: &TooLarge) -> anyhow::Error {
-    anyhow!("{}: {large}; a smaller --ctx-size or --batch-size needs less", flags.name())
+    let file = flags.name();
+    if large.is_for_many() {
+        return anyhow!(
+            "{file}: {large}; fewer of --parallel, each with a state and 8 snapshots, or --state-type f16 need less"
+        );
+    }
+    anyhow!("{file}: {large}; a smaller --ctx-size or --batch-size needs less")
 }
 
 /// Refuses contexts that the model would have to forget a part of.

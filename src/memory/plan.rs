@@ -113,6 +113,16 @@ pub struct TooLarge {
     pub drafts: u64,
     /// What there is.
     pub available: u64,
+    /// Sequences at once.
+    pub sequences: usize,
+}
+
+impl TooLarge {
+    /// Whether it is the number of sequences at once that makes it so large: each has a state, and snapshots are kept for it.
+    pub fn is_for_many(&self) -> bool {
+        let per_sequence = self.states.saturating_add(self.snapshots);
+        self.sequences > 1 && per_sequence > self.pages.saturating_add(self.activations).saturating_add(self.scratch)
+    }
 }
 
 /// Where the bytes go.
@@ -207,6 +217,8 @@ impl MemoryPlan {
             scratch: self.scratch_bytes,
             drafts: 0,
             available: self.available_bytes,
+            // One slot is that of padding.
+            sequences: self.limits.slots.saturating_sub(1),
         })
     }
 }
@@ -468,6 +480,13 @@ pub(super) mod tests {
         assert_eq!(none.context, 256);
         let refused = none.check().unwrap_err();
         assert_eq!((refused.needed, refused.available), (none.needed_bytes(), 0));
+        // Who asks for many sequences hears of them; who asks for a long context of one, or a few, of that.
+        let of = |snapshots, sequences, context| {
+            let request = PlanRequest { snapshots, sequences, context, available_bytes: 0, ..REQUEST };
+            plan(&program(), 8192, &request).check().unwrap_err().is_for_many()
+        };
+        let share = SnapshotBudget::Share;
+        assert!(of(share, 8, Some(256)) && !of(share, 1, Some(256)) && !of(SnapshotBudget::Exactly(0), 2, Some(8192)));
     }
 
     #[test]
