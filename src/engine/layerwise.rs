@@ -205,15 +205,15 @@ impl Engine {
         let Some((id, bound)) = self.scheduler.running().find_map(|sequence| {
             let job = self.jobs.get(&sequence.id)?;
             let bound = job.bound?.budget().copied()?;
-            let (tokens, committed) = (sequence.tokens.len() as u32, self.memory.committed(sequence.id));
-            let is_prompt = tokens - committed >= 2 * CHUNK as u32 && job.scoring.is_none() && !sequence.paused;
+            let (tokens, committed) = (sequence.prompt, self.memory.committed(sequence.id));
+            let is_prompt = tokens >= committed + 2 * CHUNK as u32 && job.scoring.is_none() && !sequence.paused;
             let has_room = || self.memory.has_room(sequence.id, tokens - committed);
             let can = || self.runner.can_prefill_layerwise((&self.memory, sequence.id), &bound, tokens);
             (is_prompt && !has_room() && can()).then_some((sequence.id, bound))
         }) else {
             return Ok(());
         };
-        let tokens = self.scheduler.get(id).tokens.len() as u32;
+        let tokens = self.scheduler.get(id).prompt;
         // What is known of the prompt is in all layers, for which there is no room.
         let known = self.memory.committed(id);
         let work = self.memory.clear(id);
@@ -268,6 +268,10 @@ impl Engine {
         self.tokens_read += u64::from(prefill.tokens);
         if self.scheduler.get(prefill.id).wants_nothing() {
             self.finish(prefill.id, Finish::Length);
+            return Ok(());
+        }
+        // What was answered before it made room is read again.
+        if self.scheduler.get(prefill.id).tokens.len() as u32 > prefill.tokens {
             return Ok(());
         }
         let span = PlannedSpan { id: prefill.id, rows: 1, drafts: 0, outputs: Outputs::Last };

@@ -452,6 +452,7 @@ impl Engine {
         self.resume()?;
         self.keep_segments()?;
         self.propose();
+        self.allow_rereading();
         let most = self.pace.most_rows(self.runner.limits().rows as u32);
         let plan = self.scheduler.plan(&mut self.memory, most);
         // Also if nothing runs: who made room in vain is empty.
@@ -518,7 +519,7 @@ impl Engine {
             if let Some(work) = self.scheduler.commit(&mut self.memory, (span, outcome.kept)) {
                 self.apply(&[work])?;
             }
-            if outcome.whole {
+            if outcome.whole || self.scheduler.get(span.id).is_in_answer(&self.memory) {
                 self.keep_within(span.id)?;
             }
             if let Some(job) = self.jobs.get_mut(&span.id).filter(|job| job.first_token.is_none()) {

@@ -106,6 +106,16 @@ impl Engine {
         }
     }
 
+    /// Says how many tokens of an answer that is read again may come at once.
+    pub(super) fn allow_rereading(&mut self) {
+        for id in self.scheduler.rereading(&self.memory) {
+            // What a bounded sequence gives up depends on the steps its tokens were read in.
+            let is_bound = self.jobs.get(&id).is_some_and(|job| job.bound.is_some());
+            let most = if is_bound { 1 } else { self.runner.most_rewindable(self.memory.slot(id)) };
+            self.scheduler.allow(id, most as u32);
+        }
+    }
+
     /// The answers that wait for their next token, with room for drafts.
     fn chances(&self) -> Vec<Chance> {
         let of = |sequence: &crate::scheduler::Sequence| {

@@ -163,8 +163,9 @@ impl Scheduler {
         let pending =
             |sequence: &Sequence, memory: &Memory| sequence.tokens.len() as u32 - memory.committed(sequence.id);
         let ready = self.running().filter(|sequence| !sequence.paused && self.apart != Some(sequence.id));
+        let ready = ready.map(|sequence| (sequence.id, pending(sequence, memory)));
         let (decodes, prompts): (Vec<_>, Vec<_>) =
-            ready.map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
+            ready.partition(|(id, rows)| *rows == 1 || self.get(*id).is_in_answer(memory));
         // Nobody waits for the drafts of others, no prompt either.
         let others = decodes.len() as u32;
         // With fewer rows `cut` gives none to a prompt whose inputs are kept instead of a state: its part of a step has to end
@@ -263,12 +264,17 @@ impl Scheduler {
     /// How many of the `rows` tokens of a sequence that are to be read a step with `left` rows to spare takes. A prompt
     /// is cut at multiples of the grain from where its reading began, or from its last seal, and what its end leaves of chunks is read
     /// alone if it can be taken back, which is computed in another way: so its results do not depend on what else is
-    /// in a step. Only a step too small for chunks takes what it can.
+    /// in a step. Only a step too small for chunks takes what it can. What was answered before a request made room for others is
+    /// read as it was then: token by token, or so many at once that it is the same.
     fn cut(&self, memory: &Memory, id: SequenceId, rows: u32, left: u32) -> u32 {
         let (chunk, grain) = (CHUNK as u32, self.grain);
         let rows = rows.min(self.until_seal(memory, id)).min(self.until_segment(memory, id));
+        let (committed, sequence) = (memory.committed(id), self.get(id));
+        if sequence.is_in_answer(memory) {
+            return rows.min(sequence.at_once).min(left);
+        }
+        let rows = if sequence.running.is_some() { rows.min(sequence.prompt - committed) } else { rows };
         let (whole, part) = (rows / chunk * chunk, left / grain * grain);
-        let committed = memory.committed(id);
         let keeps_inputs = |rows: u32| committed + rows <= self.fresh;
         if self.rows < 2 * grain {
             rows.min(left)
@@ -299,6 +305,21 @@ impl Scheduler {
         let (committed, held) = (memory.committed(id), memory.held(id));
         let at = SegmentProgress { committed, held, known: sequence.tokens.len() as u32 };
         schedule.map_or(u32::MAX, |schedule| schedule.until_due(at))
+    }
+
+    /// Who reads tokens of an answer again, since it made room for others.
+    pub fn rereading(&self, memory: &Memory) -> Vec<SequenceId> {
+        let rereads = |sequence: &&Sequence| {
+            let pending = sequence.tokens.len() as u32 - memory.committed(sequence.id);
+            !sequence.paused && pending > 1 && sequence.is_in_answer(memory)
+        };
+        self.running().filter(rereads).map(|sequence| sequence.id).collect()
+    }
+
+    /// So many tokens of an answer that a sequence reads again may be in the next step: any number of them gives what they
+    /// give one by one.
+    pub fn allow(&mut self, id: SequenceId, at_once: u32) {
+        self.get_mut(id).at_once = at_once;
     }
 
     /// Drafts of before are not for the next step.

@@ -1,6 +1,9 @@
 //! One sequence's timeline and the request in progress on it.
 
-use crate::{memory::SequenceId, policy::Schedule};
+use crate::{
+    memory::{Memory, SequenceId},
+    policy::Schedule,
+};
 use kvas_backend::Outputs;
 
 /// Why a request ended.
@@ -65,6 +68,10 @@ pub struct Sequence {
     pub id: SequenceId,
     /// All tokens.
     pub tokens: Vec<u32>,
+    /// How many of them are the prompt of the request in progress.
+    pub prompt: u32,
+    /// Most tokens of the answer that the next step may read at once as it would one by one.
+    pub at_once: u32,
     /// What may follow them, for the next step.
     pub drafts: Vec<u32>,
     /// The request in progress.
@@ -75,7 +82,7 @@ pub struct Sequence {
 
 impl Sequence {
     pub(super) fn new(id: SequenceId) -> Self {
-        Self { id, tokens: Vec::new(), drafts: Vec::new(), running: None, paused: false }
+        Self { id, tokens: Vec::new(), prompt: 0, at_once: 1, drafts: Vec::new(), running: None, paused: false }
     }
 
     /// True if the request in progress wants no token.
@@ -83,7 +90,13 @@ impl Sequence {
         self.running.as_ref().is_none_or(|running| running.max_tokens == 0)
     }
 
+    /// Whether all of the prompt is read: what follows is read token by token.
+    pub fn is_in_answer(&self, memory: &Memory) -> bool {
+        self.running.is_some() && memory.committed(self.id) >= self.prompt
+    }
+
     pub(super) fn begin(&mut self, prompt: Vec<u32>, running: Running) {
+        self.prompt = prompt.len() as u32;
         self.tokens = prompt;
         self.drafts.clear();
         self.running = Some(running);
