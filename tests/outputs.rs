@@ -92,6 +92,27 @@ fn a_command_writes_over_nothing_that_it_reads() {
     assert_eq!(fails(&["adapter", &model, "assets/dense-16m.edgeinfinite", "-o", &model]), same);
     let error = fails(&["imatrix", "-m", &model, "-f", &story, "-o", &story]);
     assert_eq!(error, format!("error: {story}: is the text that is read, expected another file"));
+    // Of folders it reads the files in them.
+    let (checkpoint, gates) = (crate::temporary::folder(), crate::temporary::folder());
+    for (from, to) in [("tests/data/goldens/qwen3", &checkpoint), ("assets/dense-16m.edgeinfinite", &gates)] {
+        for entry in std::fs::read_dir(from).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), to.path().join(entry.file_name())).unwrap();
+        }
+    }
+    let from = text(checkpoint.path());
+    for name in ["model.safetensors", "config.json"] {
+        let (out, kept) = (text(&checkpoint.path().join(name)), std::fs::read(checkpoint.path().join(name)).unwrap());
+        let same = format!("error: {out}: is a file that is read for it, expected another one");
+        assert_eq!(fails(&["convert", &from, "-o", &out]), same);
+        assert!(std::fs::read(&out).unwrap() == kept);
+    }
+    let out = text(&gates.path().join("adapter_model.safetensors"));
+    let same = format!("error: {out}: is a file that is read for it, expected another one");
+    assert_eq!(fails(&["adapter", &model, &text(gates.path()), "-o", &out]), same);
+    // A model in the folder is none of them.
+    let out = text(&checkpoint.path().join("model.gguf"));
+    (0..2).for_each(|_| drop(succeeds(&["convert", &from, "-o", &out])));
     assert!(std::fs::read(&model).unwrap() == before && trial.names() == ["model.gguf", "story"]);
 }
 

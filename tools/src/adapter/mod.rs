@@ -80,6 +80,7 @@ pub struct Added {
 /// whatever the system says about writing the file.
 pub fn add_gates(source: &GgufFile, folder: &Path, out: &Path, progress: Option<&ProgressFn>) -> Result<Added> {
     source.check_apart(out)?;
+    crate::apart::check_apart(folder, out)?;
     let has_gates = |name: &str| name.split('.').nth(2).is_some_and(|stem| stem.starts_with(TENSORS));
     if let Some(there) = source.tensors().iter().find(|tensor| has_gates(&tensor.name)) {
         bail!("{} has {} already, expected a model without gates", source.path().display(), there.name);

@@ -181,6 +181,8 @@ pub fn plan(source_dir: &Path, options: &ConvertOptions) -> Result<ConvertPlan> 
 /// # Errors
 /// As [`plan`], and whatever the system says about writing the file.
 pub fn convert(source_dir: &Path, out: &Path, options: &ConvertOptions) -> Result<ConvertReport> {
+    let adapters = options.loras.iter().map(|lora| &*lora.folder).chain(options.adapter.as_deref());
+    [source_dir].into_iter().chain(adapters).try_for_each(|folder| crate::apart::check_apart(folder, out))?;
     let prepared = prepare(source_dir, options)?;
     let plan = prepared.plan();
     let write::Written { files, bytes } = write::write(&prepared, out, options)?;
