@@ -176,7 +176,10 @@ impl Scheduler {
         let mut spare = Left { rows: spare(left.rows).saturating_sub(of_prompts), outputs: spare(left.outputs) };
         for (id, rows) in &decodes {
             if !self.take_drafts(memory, *id, (&mut left, &mut spare), &mut plan) {
-                self.take(memory, (*id, *rows), &mut left, (&mut plan, &mut refused));
+                // What is read again leaves every other one its token.
+                let (rows, before) = ((*rows).min(1 + spare.rows), left.rows);
+                self.take(memory, (*id, rows), &mut left, (&mut plan, &mut refused));
+                spare.rows = spare.rows.saturating_sub((before - left.rows).saturating_sub(1));
             }
         }
         let most = if decodes.is_empty() { left.rows } else { left.rows.min(most.max(least)) };

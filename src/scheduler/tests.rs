@@ -248,6 +248,31 @@ fn who_made_room_does_not_wait_for_younger_requests() {
     assert!(memory.committed(a) == 0 && memory.committed(b) > 360 && memory.committed(c) > 300);
 }
 
+/// Who made room reads its prompt first, then its answer, as much at once as it may and others leave.
+#[test]
+fn an_answer_is_read_again_apart_from_its_prompt_and_beside_others() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(4, 120)), memory(120));
+    let [a, b, c] = [(); 3].map(|()| open(&mut scheduler, &mut memory));
+    for id in [a, b, c] {
+        let running = Running { max_tokens: 100, context: 1000, seals: vec![], ..running(0) };
+        scheduler.begin(&mut memory, (id, 0), vec![id.0, 2, 3], running);
+    }
+    while scheduler.get(c).tokens.len() < 10 {
+        step(&mut scheduler, &mut memory, 50);
+    }
+    assert!(scheduler.make_room(&mut memory, a).is_some() && scheduler.get(c).paused);
+    scheduler.resume(&mut memory, c);
+    assert!(scheduler.rereading(&memory).is_empty(), "it begins with the prompt");
+    let mut read = Vec::new();
+    while scheduler.get(c).tokens.len() == 10 {
+        scheduler.rereading(&memory).into_iter().for_each(|id| scheduler.allow(id, 15));
+        let spans = step(&mut scheduler, &mut memory, 50);
+        assert!([a, b].iter().all(|id| spans.iter().any(|span| (span.0, span.1) == (*id, 1))), "{spans:?}");
+        read.extend(spans.iter().filter(|span| span.0 == c).map(|span| span.1));
+    }
+    assert_eq!(read, [2, 1, 2, 2, 2, 1]);
+}
+
 /// What an idle sequence holds is nobody's claim.
 #[test]
 fn idle_sequences_make_room_first() {
