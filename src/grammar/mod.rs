@@ -112,10 +112,14 @@ impl Compiled {
 /// One line that names what is wrong and, in a text, its line.
 pub fn compile(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, String> {
     limits::check(grammar)?;
-    // Compilers recurse: their depth is bounded, and their stack is large enough for the bound.
+    apart(|| compile_here(vocabulary, grammar))
+}
+
+/// Compilers recurse: their depth is bounded, and their stack is large enough for the bound.
+fn apart<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let compiler = std::thread::Builder::new().stack_size(vocabulary::STACK);
-        let thread = compiler.spawn_scoped(scope, || compile_here(vocabulary, grammar));
+        let thread = compiler.spawn_scoped(scope, work);
         let thread = thread.map_err(|error| format!("no thread to compile a grammar: {error}"))?;
         thread.join().unwrap_or_else(|_| Err("the grammar cannot be compiled".into()))
     })
@@ -133,12 +137,23 @@ fn compile_here(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, 
         }
     };
     parsed(vocabulary, source).map_err(|error| match grammar {
-        Grammar::JsonSchema(schema) => match schema_fault::fault(schema, &|regex| wrong_in(vocabulary, regex)) {
+        Grammar::JsonSchema(schema) => match fault_here(vocabulary, schema) {
             Some(fault) => format!("{named}: {fault}"),
             None => said(named, &error),
         },
         Grammar::JsonObject | Grammar::Regex(_) | Grammar::Gbnf(_) | Grammar::Calls { .. } => said(named, &error),
     })
+}
+
+/// What keeps a JSON schema that was refused from being followed: which keyword, where, and what was expected; none if that is
+/// not known.
+pub fn fault(vocabulary: &Vocabulary, schema: &Value) -> Option<String> {
+    limits::check(&Grammar::JsonSchema(schema.clone())).ok()?;
+    apart(|| Ok(fault_here(vocabulary, schema))).ok().flatten()
+}
+
+fn fault_here(vocabulary: &Vocabulary, schema: &Value) -> Option<String> {
+    schema_fault::fault(schema, &|regex| wrong_in(vocabulary, regex))
 }
 
 fn parsed(vocabulary: &Vocabulary, source: TopLevelGrammar) -> Result<Compiled, String> {

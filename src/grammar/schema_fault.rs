@@ -190,17 +190,21 @@ impl Search<'_> {
 
 /// The path of what is called `name` at `at`.
 fn within(at: &str, name: &str) -> String {
-    let is_plain = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '$' | '-'));
+    let is_plain = !name.is_empty()
+        && name.len() <= LONGEST
+        && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '$' | '-'));
     match (is_plain, at.is_empty()) {
         (true, true) => name.into(),
         (true, false) => format!("{at}.{name}"),
-        (false, _) => format!("{at}[{}]", Value::from(name)),
+        (false, _) => format!("{at}[{}]", short(&Value::from(name))),
     }
 }
 
+/// Most characters of a value or a name that are told.
+const LONGEST: usize = 60;
+
 /// A value as it is written, cut where it is long.
 fn short(value: &Value) -> String {
-    const LONGEST: usize = 60;
     let text = value.to_string();
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -4,12 +4,12 @@ use super::{
     ApiError, Settings,
     fields::wrong,
     generate::GenerateRequest,
-    options::{Known, stage},
+    options::{Known, block_in_place, stage},
     served::{Generation, Served},
 };
 use crate::{
     engine::Cache,
-    grammar::{Grammar, Instead, Stage},
+    grammar::{Grammar, Instead, Stage, fault},
     text::{Bos, ReasoningMode, Special},
 };
 use serde_json::{Map, Value};
@@ -198,11 +198,11 @@ fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result
     match (forced, &turn.grammar) {
         // A call is no answer that would have to fit; where both may come, the grammar of calls says so.
         (Some(calls), Some(_)) if schema.is_some() => {
-            let fits = stage(served, &calls);
+            let fits = stage_of_calls(served, tools, &calls);
             // Where nobody asked for arguments that fit, no grammar has to be able to follow the schemas of tools.
             let may_be_loose = turn.choice == ToolChoice::Auto && !is_strict(tools);
             let loose = calls.with_any_arguments().filter(|_| may_be_loose && fits.is_err());
-            stages.push(loose.map_or(fits, |loose| stage(served, &loose))?);
+            stages.push(loose.map_or(fits, |loose| stage_of_calls(served, tools, &loose))?);
         }
         (Some(_), Some(_)) if turn.choice != ToolChoice::Auto => {
             return Err(ApiError::bad("tool_choice and a grammar, expected one of them to decide the answer"));
@@ -213,12 +213,24 @@ fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result
             }
             // Where no arguments have to fit, it may be of the number of calls only that something was said.
             let loose = calls.with_any_arguments().filter(|_| turn.choice == ToolChoice::Auto && !is_strict(tools));
-            stages.push(stage(served, &loose.unwrap_or(calls))?);
+            stages.push(stage_of_calls(served, tools, &loose.unwrap_or(calls))?);
         }
         (_, Some(grammar)) => stages.push(stage(served, grammar)?),
         (None, None) => {}
     }
     Ok(stages)
+}
+
+/// A stage of calls. What keeps the schema of a tool from being followed is said of the tool.
+fn stage_of_calls(served: &Served, tools: &[Value], calls: &Grammar) -> Result<Stage, ApiError> {
+    stage(served, calls).map_err(|error| {
+        let of = |tool: &Value| {
+            let schema = tool.get("function").unwrap_or(tool).get("parameters")?;
+            let said = block_in_place(|| fault(served.vocabulary().ok()?, schema))?;
+            Some(ApiError::field("tools", format!("{}.parameters: {said}", function(tool).0)))
+        };
+        tools.iter().find_map(of).unwrap_or(error)
+    })
 }
 
 /// The grammar of calls, if a call is asked for, arguments have to fit their schema, there may be no second call, not every

@@ -198,6 +198,27 @@ fn calls_that_are_no_json_are_forced() {
     }
 }
 
+/// Of several tools, the one whose schema cannot be followed is named, with the keyword at fault.
+#[test]
+fn a_tool_with_a_wrong_schema_is_named() {
+    let template = "{# tools <|python_tag|> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
+        {% endfor %}<|im_start|>assistant\n";
+    let host = Host::with_template(ChatTemplate::new(template).unwrap());
+    let wrong = json!({"type": "object", "properties": {"a": {"items": {"type": "strng"}}}});
+    let tool = |name, schema: &Value| json!({"type": "function", "name": name, "parameters": schema, "strict": true});
+    let tools = [tool("clock", &schema_of("clock").1), tool("weather", &wrong)];
+    let nested = tools.iter().map(|tool| json!({"type": "function", "function": tool})).collect::<Vec<_>>();
+    let said = "tools: weather.parameters: properties.a.items.type: \"strng\", expected one of ";
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"messages": question(), "tools": nested, "tool_choice": "required"})),
+        ("/v1/responses", json!({"input": question(), "tools": tools, "tool_choice": "required"})),
+    ] {
+        let reply = host.post(path, &body);
+        let message = reply.json()["error"]["message"].as_str().unwrap_or_default().to_string();
+        assert!(reply.status == 400 && message.starts_with(said), "{path}: {} {message}", reply.status);
+    }
+}
+
 /// Calls whose form nothing marks, as Llama's: strict tools do not make every answer a call, and neither does who wants one
 /// call at most.
 #[test]

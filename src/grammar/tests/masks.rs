@@ -142,6 +142,8 @@ fn a_schema_that_is_refused_says_which_keyword_and_where() {
         let error = compile(&vocabulary, &Grammar::JsonSchema(schema)).unwrap_err();
         assert!(error.starts_with(&format!("JSON schema: {expected}")), "{error}\n{expected}");
     }
+    let long = compile(&vocabulary, &Grammar::JsonSchema(json!({"properties": {"x".repeat(9000): 3}}))).unwrap_err();
+    assert!(long.len() < 200 && long.ends_with("…]: 3, expected a schema: an object, true or false"), "{long}");
     // What nothing refers to, or nobody has to follow, is refused now as little as before.
     let spare =
         json!({"$defs": {"x": {"not": {}}}, "properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}}});
