@@ -281,7 +281,7 @@ pub(crate) fn too_large(flags: &ModelFlags, large: &TooLarge) -> anyhow::Error {
     let file = flags.name();
     if large.is_for_many() {
         return anyhow!(
-            "{file}: {large}; fewer of --parallel, each with a state and 8 snapshots, or --state-type f16 need less"
+            "{file}: {large}; fewer of --parallel, each with a state and its snapshots, or --state-type f16 need less"
         );
     }
     anyhow!("{file}: {large}; a smaller --ctx-size or --batch-size needs less")

@@ -31,8 +31,8 @@ const LINES: usize = STEPS * SIDE;
 const PANELS_OF_TILE: usize = 8;
 /// Rows from one that is finished to the one that is fetched: they lie apart, where the processor does not expect them.
 const AHEAD: usize = 2;
-/// Bytes of an output that go past the caches: it would not stay in a second-level cache, and to be fetched there before it is
-/// written takes as long as half of its products.
+/// Bytes of an output from which on it goes past the caches: it would not stay in a second-level cache, and fetching it there
+/// before it is written takes up to two fifths of the time of its products (1024 columns).
 const FAR: usize = 4 << 20;
 /// Sums of two tiles of entries with two panels.
 const BLOCK: usize = 4 * SIDE * SIDE;

@@ -234,7 +234,8 @@ pub(crate) fn scaled<S: Simd>(simd: S, x: &[f32], factor: f32, out: &mut [f32]) 
     }
 }
 
-/// Writes numbers that are read much later, past the caches where that can be, after [`Simd::settle`].
+/// Writes numbers that are read much later, past the caches where that can be. Callers let them settle ([`Simd::settle`]) before
+/// anything else reads or writes `out`.
 #[inline(always)]
 pub(crate) fn store_far<S: Simd>(simd: S, x: &[f32], out: &mut [f32]) {
     if !out.as_ptr().addr().is_multiple_of(S::LANES * size_of::<f32>()) {
@@ -245,7 +246,7 @@ pub(crate) fn store_far<S: Simd>(simd: S, x: &[f32], out: &mut [f32]) {
             store(simd, load(simd, x), out);
             continue;
         }
-        // SAFETY: there are as many floats in a chunk, and the first of them lies so.
+        // SAFETY: there are as many floats in a chunk, and the first of them lies so; the caller settles.
         unsafe { simd.store_far(load(simd, x), out.as_mut_ptr()) };
     }
 }

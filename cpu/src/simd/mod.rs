@@ -230,10 +230,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` floats are writable at `to`; no alignment is needed.
     unsafe fn store(self, x: Self::F32, to: *mut f32);
-    /// As [`Simd::store`], past the caches where that can be: what is written is read much later, after [`Simd::settle`].
+    /// As [`Simd::store`], past the caches where that can be: what is written is read much later.
     ///
     /// # Safety
-    /// As of [`Simd::store`]; `to` is a multiple of the vector's size.
+    /// As of [`Simd::store`]; `to` is a multiple of the vector's size, and this thread calls [`Simd::settle`] before anything else
+    /// reads or writes what is there.
     #[inline(always)]
     unsafe fn store_far(self, x: Self::F32, to: *mut f32) {
         // SAFETY: as the caller promises.
