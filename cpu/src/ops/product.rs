@@ -1,6 +1,6 @@
 //! Products of activations with weights: cut into tiles for threads, caches and registers.
 
-use super::panels::PanelTimes;
+use super::panels::{MANY_OF_PAIRS, PanelTimes, panels_in_pairs};
 use crate::{
     packed::{BESIDE, BLOCK, Beside, FloatTimes, RECORD, Word, panel_bytes, with_layout},
     pool::Tile,
@@ -27,6 +27,8 @@ const MANY: usize = 64;
 const FEW: usize = 4;
 /// Bytes of activations that should stay in the second-level cache next to the weights.
 const CACHE: usize = 128 * 1024;
+/// The same of those that meet pairs of panels: the more there are, the less unpacking counts.
+const CACHE_OF_PAIRS: usize = 1024 * 1024;
 /// Weight rows that are dequantised at once.
 const TILE: usize = 4;
 
@@ -37,7 +39,12 @@ pub(crate) fn scratch(quant: Quant, columns: usize) -> usize {
         Path::Dequantised => TILE * columns,
         Path::Float => 0,
     };
-    2 * RESULTS + rows
+    2 * results(quant) + rows
+}
+
+/// Products of a matrix that are computed before they are finished, at most.
+fn results(quant: Quant) -> usize {
+    if Path::of(quant) == Path::Packed { RESULTS / MANY * MANY_OF_PAIRS } else { RESULTS }
 }
 
 /// Activation rows, in the forms that formats want.
@@ -158,22 +165,26 @@ pub(crate) struct Product<'a> {
     pub(crate) tiled: Option<TiledEntries<'a>>,
 }
 
-/// Entries of so many bytes that share a pass over weight rows, by groups of `group`.
-fn at_once(bytes: usize, group: usize) -> usize {
-    (CACHE / bytes.max(1)).clamp(group, MANY) / group * group
+/// Entries of so many bytes that share a pass over weight rows, by groups of `group`: at most so many, as `cache` has room for.
+fn at_once(bytes: usize, group: usize, (cache, most): (usize, usize)) -> usize {
+    (cache / bytes.max(1)).clamp(group, most) / group * group
 }
 
 impl Product<'_> {
     /// Computes the columns of a tile that spans all rows of the output.
     pub(crate) fn run(&self, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
         let all = scratch;
-        let (y, scratch) = all.split_at_mut(RESULTS);
-        let (other, weights) = scratch.split_at_mut(RESULTS);
+        let (y, scratch) = all.split_at_mut(results(self.matrix.quant));
+        let (other, weights) = scratch.split_at_mut(results(self.matrix.quant));
         let entries_at_once = match Path::of(self.matrix.quant) {
             // Groups are not parted.
-            Path::Packed => at_once(self.x.columns / BLOCK * RECORD * size_of::<Word>(), SIDE),
+            Path::Packed => {
+                let bytes = self.x.columns / BLOCK * RECORD * size_of::<Word>();
+                let in_pairs = panels_in_pairs(self.proof, self.matrix.quant, self.entries.count());
+                at_once(bytes, SIDE, if in_pairs { (CACHE_OF_PAIRS, MANY_OF_PAIRS) } else { (CACHE, MANY) })
+            }
             Path::Float if self.matrix.float_panel(self.outputs, 0).is_some() => MANY,
-            Path::Float | Path::Dequantised => at_once(self.x.columns * size_of::<f32>(), 4),
+            Path::Float | Path::Dequantised => at_once(self.x.columns * size_of::<f32>(), 4, (CACHE, MANY)),
         };
         let [first, columns] = [out.first()[1], out.size()[1]];
         let mut start = 0;
@@ -216,8 +227,9 @@ impl Product<'_> {
             let first = group * panels.each() + rows.start / ROWS;
             let packed = |number: usize| matrix.packed_panel(panels, first + number);
             // What is packed anew each time has room for one.
-            let at_once = if packed(0).is_some() { count } else { usize::MAX };
-            for (number, other) in by_pairs(each, at_once) {
+            let has_two = packed(0).is_some();
+            let in_pairs = has_two && (count <= BESIDE || panels_in_pairs(self.proof, matrix.quant, count));
+            for (number, other) in by_pairs(each, in_pairs) {
                 let beside =
                     other.and_then(|other| Some(Beside { panel: packed(other)?, behind: (other - number) * ROWS }));
                 let panel = matrix.panel(panels, first + number, scratch);
@@ -274,7 +286,7 @@ impl Product<'_> {
         let (x, each) = (&x[..block.len()], rows.len().div_ceil(ROWS));
         let first = group * self.outputs.div_ceil(ROWS) + rows.start / ROWS;
         let packed = |number: usize| matrix.float_panel(self.outputs, first + number).expect("all are packed");
-        for (number, other) in by_pairs(each, x.len()) {
+        for (number, other) in by_pairs(each, x.len() <= BESIDE) {
             let beside = other.map(|other| Beside { panel: packed(other), behind: (other - number) * ROWS });
             let (panel, y) = (packed(number), &mut y[number * ROWS..]);
             if matrix.quant == Quant::Bf16 {
@@ -286,10 +298,10 @@ impl Product<'_> {
     }
 }
 
-/// The numbers of `all` panels, each with that of the panel beside it, if so many activations meet two at once: memory gives a core
-/// more of two streams than of one. Each half is gone through from its first byte to its last.
-fn by_pairs(all: usize, activations: usize) -> impl Iterator<Item = (usize, Option<usize>)> {
-    let half = if activations <= BESIDE { all / 2 } else { 0 };
+/// The numbers of `all` panels, each with that of the panel beside it, if activations meet two at once: few do because memory gives a
+/// core more of two streams than of one. Each half is gone through from its first byte to its last.
+fn by_pairs(all: usize, in_pairs: bool) -> impl Iterator<Item = (usize, Option<usize>)> {
+    let half = if in_pairs { all / 2 } else { 0 };
     let pairs = (0..half).map(move |number| (number, Some(number + half)));
     pairs.chain((2 * half..all).map(|number| (number, None)))
 }

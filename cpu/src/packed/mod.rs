@@ -12,7 +12,7 @@ use crate::simd::panels::ROWS;
 pub(crate) use activations::{Quantise, RECORD, Sums, Word, group_len};
 pub(crate) use floats::{FloatTimes, float_panel_bytes, pack_floats};
 pub(crate) use layouts::*;
-pub(crate) use panel::{Ahead, Panel, SECTION, pack, panel_bytes};
+pub(crate) use panel::{Ahead, Panel, SECTION, Unpacked, add_block, pack, panel_bytes};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use panel::{PanelBlock, Record};
 

@@ -153,11 +153,37 @@ impl<'a> Panel<'a> {
         let mut blocks = panels.map(|panel| panel.blocks::<L>(sections.clone()));
         for x in x.chunks_exact(RECORD * R) {
             for w in 0..W {
-                let PanelBlock { record, at, lines } = blocks[w].next_fetching(simd, ahead);
-                let codes = <L::Coding as Coding>::unpack(p, lines);
-                add_block::<L, _, R>(p, &codes, L::scales(p, record, at), x, &mut sums[w]);
+                let block = blocks[w].next_fetching(simd, ahead);
+                add_block::<L, _, R>(p, &Unpacked::new::<L>(p, block), x, &mut sums[w]);
             }
         }
+    }
+}
+
+/// A block of a panel, ready for products.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Unpacked<P: Panels> {
+    pub(crate) codes: [P::Codes; 8],
+    /// Of the halves, the same unless the layout has such.
+    pub(crate) scales: [P::Floats; 2],
+    /// If the layout has any.
+    pub(crate) minimums: P::Floats,
+}
+
+impl<P: Panels> Unpacked<P> {
+    /// With its codes unpacked and its scales multiplied.
+    #[inline(always)]
+    pub(crate) fn new<L: Layout>(p: P, PanelBlock { record, at, lines }: PanelBlock<'_>) -> Self {
+        let (scales, minimums) = L::scales(p, record, at);
+        Self { codes: <L::Coding as Coding>::unpack(p, lines), scales, minimums }
+    }
+
+    /// One of zeros.
+    #[inline(always)]
+    pub(crate) fn zero(p: P) -> Self {
+        let zero = p.every(0.0);
+        Self { codes: [p.codes(&[0; LINE]); 8], scales: [zero; 2], minimums: zero }
     }
 }
 
@@ -216,6 +242,16 @@ impl<'a, L: Layout> Blocks<'a, L> {
         block
     }
 
+    /// Asks for part `number` of `of` of half a section, from the next block on.
+    #[inline(always)]
+    pub(crate) fn fetch<S: Simd>(&self, simd: S, number: usize, of: usize) {
+        let lines = const { section_bytes::<L>(SECTION) / LINE / 2 };
+        let from = if self.lines.is_empty() { self.rest.as_ptr() } else { self.lines.as_ptr().cast() };
+        for line in lines * number / of..lines * (number + 1) / of {
+            simd.prefetch(from.wrapping_add(line * LINE));
+        }
+    }
+
     #[inline(always)]
     fn begin(&mut self) {
         let blocks = self.left.min(SECTION);
@@ -234,10 +270,9 @@ impl<'a, L: Layout> Blocks<'a, L> {
 /// Adds the products of a block of 32 columns to the sums of 16 rows, of as many activations at once as there are registers
 /// for.
 #[inline(always)]
-fn add_block<L: Layout, P: Panels, const R: usize>(
+pub(crate) fn add_block<L: Layout, P: Panels, const R: usize>(
     p: P,
-    codes: &[P::Codes; 8],
-    scales: ([P::Floats; 2], P::Floats),
+    block: &Unpacked<P>,
     x: &[Word],
     sums: &mut [P::Floats; R],
 ) {
@@ -245,10 +280,10 @@ fn add_block<L: Layout, P: Panels, const R: usize>(
     if const { R == 8 && P::TOGETHER < 8 } {
         // Not a loop: its number would be one of vectors, which then lie in memory.
         let [first, second] = sums.as_chunks_mut::<4>().0 else { unreachable!("there are eight") };
-        add_some::<L, P, R, 4>(p, codes, scales, (record, 0), first);
-        add_some::<L, P, R, 4>(p, codes, scales, (record, 4), second);
+        add_some::<L, P, R, 4>(p, block, (record, 0), first);
+        add_some::<L, P, R, 4>(p, block, (record, 4), second);
     } else {
-        add_some::<L, P, R, R>(p, codes, scales, (record, 0), sums);
+        add_some::<L, P, R, R>(p, block, (record, 0), sums);
     }
 }
 
@@ -257,12 +292,11 @@ fn add_block<L: Layout, P: Panels, const R: usize>(
 #[inline(always)]
 fn add_some<L: Layout, P: Panels, const R: usize, const T: usize>(
     p: P,
-    codes: &[P::Codes; 8],
-    (scales, minimum): ([P::Floats; 2], P::Floats),
+    Unpacked { codes, scales, minimums }: &Unpacked<P>,
     x: (Record<'_, R>, usize),
     sums: &mut [P::Floats; T],
 ) {
-    let minimum = L::MINIMUMS.then_some(minimum);
+    let minimum = L::MINIMUMS.then_some(*minimums);
     if L::HALVES {
         let [first, second] = codes.as_chunks().0.first_chunk().expect("eight fours");
         add_part::<L, P, R, T, 4>(p, (first, 0), (scales[0], None), x, sums);

@@ -84,8 +84,8 @@ fn the_smallest_values_have_no_byte_below_minus_127() {
 /// How many activations there are: a group of each size, but for one of two.
 const COUNT: usize = 31;
 
-/// Products of a panel with all of `x`.
-fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: &[Vec<f32>]) -> Vec<[f32; ROWS]> {
+/// All of `x` in groups.
+fn groups(proof: Proof, x: &[Vec<f32>]) -> Vec<Word> {
     let mut words = Vec::new();
     let mut left = x;
     while !left.is_empty() {
@@ -93,6 +93,12 @@ fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: &[Vec<f32>]) -> Vec
         words.extend(group(proof, &some.iter().map(|x| &x[..]).collect::<Vec<_>>()));
         left = rest;
     }
+    words
+}
+
+/// Products of a panel with all of `x`.
+fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: &[Vec<f32>]) -> Vec<[f32; ROWS]> {
+    let words = groups(proof, x);
     let mut y = vec![f32::NAN; x.len() * ROWS];
     let times = PanelTimes { panel, beside: None, count: x.len(), x: &words, y: &mut y, width: ROWS };
     with_layout!(quant, |L| times.run::<L>(proof), panic!("{quant}"));
@@ -119,8 +125,9 @@ fn a_panel_beside_another_gives_the_bits_it_gives_alone() {
     let bits = |y: &[f32]| y.iter().map(|y| y.to_bits()).collect::<Vec<_>>();
     // What `y` holds of each activation: the sums with one panel, then a gap, then those with the other.
     let (behind, width) = (2 * ROWS, 3 * ROWS);
-    for ((quant, scale_at), count) in FORMATS.iter().flat_map(|format| (1..=BESIDE).map(move |count| (*format, count)))
-    {
+    // Few of each number, and many: groups of eight meet pairs of panels, and few are left.
+    let counts = || (1..=BESIDE).chain([11, 16]);
+    for ((quant, scale_at), count) in FORMATS.iter().flat_map(|format| counts().map(move |count| (*format, count))) {
         let columns = 9 * quant.block_len();
         let rows = random_rows(quant, 2 * ROWS, columns, scale_at);
         let panels = [0, 1].map(|half| {
@@ -131,8 +138,9 @@ fn a_panel_beside_another_gives_the_bits_it_gives_alone() {
         let [panel, other] = [0, 1].map(|at| Panel { bytes: &panels[at], columns });
         let mut random = Random::new(count as u64);
         let x: Vec<Vec<f32>> = (0..count).map(|_| (0..columns).map(|_| random.normal()).collect()).collect();
-        for proof in proofs() {
-            let words = group(proof, &x.iter().map(|x| &x[..]).collect::<Vec<_>>());
+        // The matrix unit takes a panel at a time.
+        for proof in proofs().filter(|proof| count <= BESIDE || proof.tiles().is_none()) {
+            let words = groups(proof, &x);
             let mut y = vec![f32::NAN; count * width];
             let beside = Some(Beside { panel: other, behind });
             let times = PanelTimes { panel, beside, count, x: &words, y: &mut y, width };

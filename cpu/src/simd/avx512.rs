@@ -3,10 +3,11 @@
 use super::{
     Kernel, Simd,
     avx2::Avx2,
-    panels::{Dots, Panels, QuantisedBlock, ROWS, factor_to_bytes},
+    avx512_products::add_to_pair,
+    panels::{Dots, GROUP, Panels, QuantisedBlock, ROWS, factor_to_bytes},
     safely::{memory, operations},
 };
-use crate::packed::coding::Coding;
+use crate::packed::{Layout, Unpacked, Word, coding::Coding};
 use std::arch::x86_64::*;
 
 /// Proof that the processor has AVX-512 F, BW, VL and VNNI, and AVX2: only [`Avx512::detect`] makes one.
@@ -132,6 +133,7 @@ impl Simd for Avx512 {
 }
 
 impl Panels for Avx512 {
+    const IN_PAIRS: bool = true;
     type Floats = __m512;
     type Integers = __m512i;
     type Codes = __m512i;
@@ -206,6 +208,12 @@ impl Panels for Avx512 {
         x: &[[i8; 4]],
     ) -> [__m512i; R] {
         self.one_by_one(sums, codes, first, x)
+    }
+
+    #[inline(always)]
+    fn add_to_pair<L: Layout>(self, blocks: &[[Unpacked<Self>; 2]], x: &[Word], sums: &mut [[__m512; GROUP]; 2]) {
+        // SAFETY: `self` exists only if the processor has the features.
+        unsafe { add_to_pair::<L>(blocks, x, sums) }
     }
 }
 

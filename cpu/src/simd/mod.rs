@@ -7,6 +7,8 @@ mod avx2;
 mod avx2_products;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_products;
 pub(crate) mod dense;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]

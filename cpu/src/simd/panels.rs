@@ -1,9 +1,12 @@
 //! Operations on panels: 16 rows of weights side by side, one in each lane.
 
-use crate::packed::coding::Coding;
+use crate::packed::{Layout, RECORD, Unpacked, Word, add_block, coding::Coding};
 
 /// Rows of a panel: lanes of everything here.
 pub(crate) const ROWS: usize = 16;
+
+/// Activations of a group that two panels meet at once.
+pub(crate) const GROUP: usize = 8;
 
 /// Activations of one block of columns, in 8 bits: what weights of block formats are multiplied with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -48,6 +51,8 @@ pub(super) fn factor_to_bytes(largest: f32) -> f32 {
 pub(crate) trait Panels: Copy + Send + Sync {
     /// Activations whose sums fit the registers beside codes and products: at least four.
     const TOGETHER: usize = 8;
+    /// Whether many activations are faster with two panels at once ([`Panels::add_to_pair`]).
+    const IN_PAIRS: bool = false;
     /// A float for each row.
     type Floats: Copy;
     /// A 32-bit integer for each row.
@@ -102,6 +107,15 @@ pub(crate) trait Panels: Copy + Send + Sync {
         first: usize,
         x: &[[i8; 4]],
     ) -> [Self::Integers; R];
+    /// `sums[w][r][row] += blocks[..][w][row] . x[r]` for some blocks of two panels, one at least, and as many of a group of activations.
+    #[inline(always)]
+    fn add_to_pair<L: Layout>(self, blocks: &[[Unpacked<Self>; 2]], x: &[Word], sums: &mut [[Self::Floats; GROUP]; 2]) {
+        for (blocks, x) in blocks.iter().zip(x.chunks_exact(RECORD * GROUP)) {
+            for w in 0..2 {
+                add_block::<L, _, GROUP>(self, &blocks[w], x, &mut sums[w]);
+            }
+        }
+    }
     /// Says that these are better left in memory: the compiler would move them from one register to the next and back.
     #[inline(always)]
     fn keep_in_memory<const R: usize>(self, _: &mut [Self::Floats; R]) {}
