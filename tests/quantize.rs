@@ -67,6 +67,16 @@ fn numbers(file: &GgufFile, tensor: &str) -> Vec<f32> {
 }
 
 #[test]
+fn an_importance_matrix_is_not_written_over() {
+    let files = Files::of("qwen3");
+    files.measure();
+    let (importance, before) = (text(&files.importance), std::fs::read(&files.importance).unwrap());
+    let error = fails(&["quantize", &text(&files.source), &importance, "q8_0", "--imatrix", &importance]);
+    assert_eq!(error, format!("error: {importance}: is a file that is read for it, expected another one"));
+    assert!(std::fs::read(&files.importance).unwrap() == before);
+}
+
+#[test]
 fn a_quantised_model_has_the_formats_listed_and_runs() {
     let files = Files::of("qwen3next");
     let (source, out) = (text(&files.source), text(&files.out));

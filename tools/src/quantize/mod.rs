@@ -169,9 +169,10 @@ fn planned(source: &GgufFile, info: &TensorInfo, choice: Choice, options: &Quant
 /// little memory, whatever the size of the tensors.
 ///
 /// # Errors
-/// As [`plan`], if `out` is a file of `source`, and whatever the system says about writing the file.
+/// As [`plan`], if `out` is a file of `source` or the importance matrix, and whatever the system says about writing the file.
 pub fn quantize(source: &GgufFile, out: &Path, options: &QuantizeOptions) -> Result<QuantizePlan> {
     source.check_apart(out)?;
+    options.importance.as_ref().map_or(Ok(()), |importance| importance.check_apart(out))?;
     let plan = plan(source, options)?;
     write::write(source, &plan, out, options.progress.as_ref())?;
     Ok(plan)
