@@ -154,6 +154,21 @@ fn a_forced_call_is_made_through_every_api() {
     }
 }
 
+/// A function that is sent without parameters has none: its call is not filled with what the model comes up with.
+#[test]
+fn a_tool_without_parameters_is_called_without_arguments() {
+    let host = Host::with_tools();
+    for function in [json!({"name": "now"}), json!({"name": "now", "parameters": null})] {
+        let body = json!({
+            "messages": question(), "tools": [{"type": "function", "function": function}], "tool_choice": "required",
+            "parallel_tool_calls": false, "max_tokens": ROOM, "seed": 3, "temperature": 1.5,
+        });
+        let choice = host.post("/v1/chat/completions", &body).ok()["choices"][0].clone();
+        let call = &choice["message"]["tool_calls"][0]["function"];
+        assert_eq!(parsed(&text(&call["arguments"])), json!({}), "{choice}");
+    }
+}
+
 /// Models that write arguments one by one are made to write those that fit, too: as Qwen 3.5 does, and as LFM2.
 #[test]
 fn calls_that_are_no_json_are_forced() {

@@ -40,9 +40,10 @@ impl Tools {
 }
 
 impl Tool {
-    /// The schema of all arguments together.
+    /// The schema of all arguments together. A tool that lists no parameters takes none, which is what leaving them out says.
     pub(super) fn parameters(&self) -> Value {
-        self.parameters.clone().unwrap_or_else(|| json!({"type": "object"}))
+        let none = || json!({"type": "object", "properties": {}, "additionalProperties": false});
+        self.parameters.clone().unwrap_or_else(none)
     }
 
     /// What the parameter `name` may be.

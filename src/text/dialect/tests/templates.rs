@@ -146,7 +146,7 @@ fn forced_calls_are_read() {
             continue;
         };
         assert_eq!(first["properties"]["city"]["type"], "string");
-        assert_eq!(last, &json!({"type": "object"}));
+        assert_eq!(last, &json!({"type": "object", "properties": {}, "additionalProperties": false}));
         for (form, tool) in forms.iter().zip(["get_weather", "kinds", "now"]) {
             let frame = dialect.call_frame();
             let call = |number: &str| {
