@@ -7,6 +7,7 @@ mod limits;
 mod marker;
 mod running;
 mod schema;
+mod schema_closed;
 mod schema_fault;
 #[cfg(test)]
 mod tests;

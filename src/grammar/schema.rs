@@ -1,5 +1,6 @@
 //! JSON schemas: what is asked of them before they are compiled.
 
+use super::schema_closed::close_objects;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
@@ -11,12 +12,13 @@ const WHITESPACE: &str = r"[ \t]|\r?\n[ \t]{0,64}";
 const WRITING: &str = "x-guidance";
 
 /// A schema as the compiler takes it: without what binds nobody, with the bound on white space if it does not say itself
-/// how the JSON is to be written. Choices of `oneOf` that have answers in common are those of `anyOf`: no grammar can say that
-/// only one of them may fit.
+/// how the JSON is to be written, and with objects that have no properties but those it lists. Choices of `oneOf` that have
+/// answers in common are those of `anyOf`: no grammar can say that only one of them may fit.
 pub(super) fn with_whitespace(schema: &Value) -> Value {
     let mut schema = if schema == &Value::Bool(true) { json!({}) } else { schema.clone() };
     let renamed = with_plain_names(&mut schema);
     without_remarks(&mut schema, &renamed);
+    close_objects(&mut schema);
     if let Value::Object(fields) = &mut schema
         && !fields.contains_key(WRITING)
     {
@@ -26,7 +28,12 @@ pub(super) fn with_whitespace(schema: &Value) -> Value {
 }
 
 /// Where a schema holds others that are referred to.
-const HOLDERS: &[&str] = &["$defs", "definitions"];
+pub(super) const HOLDERS: &[&str] = &["$defs", "definitions"];
+
+/// Whether a character stands in a reference as it is.
+pub(super) fn is_plain(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
+}
 
 /// Gives the schemas that are referred to names that stand in a reference as they are, instead of those that are escaped
 /// there: the compiler takes every `/` for the next part of a path. What references become, by what they are.
@@ -34,10 +41,9 @@ fn with_plain_names(schema: &mut Value) -> HashMap<String, String> {
     let mut renamed = HashMap::new();
     for holder in HOLDERS {
         let Some(Value::Object(schemas)) = schema.get_mut(holder) else { continue };
-        let plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
-        let odd: Vec<String> = schemas.keys().filter(|name| !name.chars().all(plain)).cloned().collect();
+        let odd: Vec<String> = schemas.keys().filter(|name| !name.chars().all(is_plain)).cloned().collect();
         for name in odd {
-            let mut own: String = name.chars().map(|c| if plain(c) { c } else { '_' }).collect();
+            let mut own: String = name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
             while schemas.contains_key(&own) {
                 own.push('_');
             }
@@ -90,9 +96,9 @@ fn with_known_numbers(fields: &mut Map<String, Value>) {
 const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
 /// Where a schema has values that are no schemas.
-const VALUES: &[&str] = &["const", "enum", "default", "example", "examples", "required", WRITING];
+pub(super) const VALUES: &[&str] = &["const", "enum", "default", "example", "examples", "required", WRITING];
 /// Where a schema has schemas by name, whatever the names.
-const BY_NAME: &[&str] =
+pub(super) const BY_NAME: &[&str] =
     &["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
 /// Takes out of a schema, and of those in it, what binds nobody here: formats that are not known, and whether the items of

@@ -65,6 +65,7 @@ fn bare_calls_may_come_instead_of_an_answer() {
         "type": "object",
         "properties": {"name": {"type": "string"}, "y": {"$ref": "#/$defs/y"}},
         "required": ["y"],
+        "additionalProperties": true,
         "$defs": {"y": {"type": "integer"}},
     });
     let grammar = Grammar::Calls { forms, frame: only_between(None), parallel: true, or: Some(Instead::Json(or)) };

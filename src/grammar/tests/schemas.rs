@@ -70,3 +70,53 @@ fn numbers_may_be_written_as_others_write_them() {
     let positive = json!({"type": "integer", "minimum": 0, "maximum": 9_223_372_036_854_775_807_i64});
     check_schema(positive, &["0", "12"], &["-1"]);
 }
+
+/// Objects that list their properties have no others, as those mean who write schemas for models: Pydantic, and most tools.
+#[test]
+fn objects_have_the_properties_they_list() {
+    let a = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    let (right, more) = ("{\"a\":1}", "{\"a\":1,\"b\":2}");
+    check_schema(a.clone(), &[right], &[more, "{}"]);
+    let with = |name: &str, value: serde_json::Value| {
+        let mut schema = a.clone();
+        schema[name] = value;
+        schema
+    };
+    check_schema(with("additionalProperties", json!(true)), &[right, more], &["{}"]);
+    check_schema(with("additionalProperties", json!({"const": 2})), &[right, more], &["{\"a\":1,\"b\":3}"]);
+    check_schema(with("patternProperties", json!({"^b$": {"const": 2}})), &[right, more], &["{\"a\":1,\"b\":3}"]);
+    check_schema(with("required", json!(["b"])), &[more, "{\"b\":2}"], &[right]);
+    check_schema(with("minProperties", json!(2)), &[more], &[right]);
+    check_schema(json!({"type": "object"}), &[right, more, "{}"], &["[]"]);
+    check_schema(json!({"type": "object", "properties": {}}), &[right, more, "{}"], &["[]"]);
+    // Wherever they stand, and by reference.
+    let (of_right, of_more) = (format!("{{\"x\":[{right}]}}"), format!("{{\"x\":[{more}]}}"));
+    let lists = |item: serde_json::Value| {
+        let x = json!({"anyOf": [{"type": "array", "items": item}, {"type": "null"}], "description": "A list."});
+        json!({"$defs": {"A": a}, "type": "object", "properties": {"x": x}})
+    };
+    check_schema(lists(a.clone()), &[&of_right, "{\"x\":null}", "{}"], &[&of_more, right]);
+    check_schema(lists(json!({"$ref": "#/$defs/A"})), &[&of_right, "{\"x\":null}"], &[&of_more]);
+    let one = json!({"allOf": [{"$ref": "#/$defs/A"}], "title": "X", "default": {"a": 3}});
+    check_schema(lists(one), &[&of_right], &[&of_more]);
+}
+
+/// Where several schemas speak of one object, what one of them lists is not all of it.
+#[test]
+fn objects_of_several_schemas_have_the_properties_of_all() {
+    let of = |name: &str| json!({"type": "object", "properties": {name: {"const": 1}}, "required": [name]});
+    let (both, one) = ("{\"a\":1,\"b\":1}", "{\"a\":1}");
+    let refers = |name: &str| json!({"$ref": format!("#/$defs/{name}")});
+    let defs = json!({"A": of("a"), "B": of("b"), "C": {"$ref": "#/$defs/A"}});
+    for (first, last) in [(of("a"), of("b")), (refers("A"), refers("B")), (refers("C"), of("b"))] {
+        check_schema(json!({"$defs": defs, "allOf": [first, last]}), &[both], &[one]);
+        let beside = json!({"$defs": defs, "properties": {"a": {"const": 1}}, "required": ["a"], "anyOf": [last]});
+        check_schema(beside, &[both], &[one]);
+    }
+    let nested = json!({"allOf": [{"properties": {"x": of("a")}, "required": ["x"]}, {"properties": {"x": of("b")}}]});
+    check_schema(nested, &["{\"x\":{\"a\":1,\"b\":1}}"], &["{\"x\":{\"a\":1}}"]);
+    // A part of the schema itself, which is no definition.
+    let part =
+        json!({"properties": {"x": of("a"), "y": {"allOf": [{"$ref": "#/properties/x"}, of("b")]}}, "required": ["y"]});
+    check_schema(part, &["{\"y\":{\"a\":1,\"b\":1}}"], &["{\"y\":{\"a\":1}}"]);
+}
