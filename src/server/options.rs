@@ -23,6 +23,8 @@ use std::time::Duration;
 
 /// Most likeliest tokens that are reported.
 pub const MOST_LIKELIEST: usize = 100;
+/// What is expected where adapters are set.
+pub const NO_ADAPTERS: &str = "an empty list: this server has no adapters (kvas convert --lora merges them)";
 /// Most stop strings of a request.
 const MOST_STOPS: usize = 64;
 /// Most answers to one prompt.
@@ -211,8 +213,19 @@ impl Known {
     }
 }
 
+/// Refuses to answer with adapters that are not there: an answer without them is not what was asked for.
+fn without_adapters(fields: &Fields<'_>) -> Result<(), ApiError> {
+    match fields.get("lora") {
+        Some(adapters) if adapters.as_array().is_none_or(|list| !list.is_empty()) => {
+            Err(wrong(&fields.name("lora"), adapters, NO_ADAPTERS))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Everything about an answer but its prompt.
 pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<GenerateRequest, ApiError> {
+    without_adapters(fields)?;
     let stop_strings = stop_strings(fields, "stop")?;
     let ignore = fields.flag("ignore_eos")?.unwrap_or(false);
     let Known { scope, cache } = Known::of(fields, scope)?;

@@ -117,4 +117,15 @@ fn what_there_is_none_of_is_said() {
     assert_eq!(host.post("/lora-adapters", &json!([])).ok(), json!({"success": true}));
     let refused = host.post("/lora-adapters", &json!([{"id": 0, "scale": 1.0}]));
     assert!(refused.status == 400 && refused.text().contains("no adapters"), "{}", refused.text());
+    // An answer without the adapter is not what was asked for.
+    for (path, field, prompt) in [
+        ("/completion", "prompt", json!("A")),
+        ("/v1/completions", "prompt", json!("A")),
+        ("/v1/chat/completions", "messages", json!([{"role": "user", "content": "A"}])),
+    ] {
+        let ask = |adapters: Value| host.post(path, &json!({field: prompt, "max_tokens": 1, "lora": adapters}));
+        let refused = ask(json!([{"id": 0, "scale": 0.5}]));
+        assert!(refused.status == 400 && refused.json()["error"]["param"] == "lora", "{path}: {}", refused.text());
+        assert!(ask(json!([])).status == 200 && ask(json!(null)).status == 200, "{path}");
+    }
 }

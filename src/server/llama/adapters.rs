@@ -1,6 +1,6 @@
 //! `/lora-adapters`: there are none; a model's own are merged into it by `kvas convert --lora`.
 
-use crate::server::{ApiError, Body, fields::wrong};
+use crate::server::{ApiError, Body, fields::wrong, options::NO_ADAPTERS};
 use axum::Json;
 use serde_json::{Value, json};
 
@@ -13,10 +13,6 @@ pub async fn list() -> Json<Value> {
 pub async fn set(Body(body): Body) -> Result<Json<Value>, ApiError> {
     match body.as_array().map(Vec::as_slice) {
         Some([]) => Ok(Json(json!({"success": true}))),
-        Some([..]) | None => Err(wrong(
-            "the body",
-            &body,
-            "an empty list: this server has no adapters (kvas convert --lora merges them)",
-        )),
+        Some([..]) | None => Err(wrong("the body", &body, NO_ADAPTERS)),
     }
 }
