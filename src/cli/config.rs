@@ -1,8 +1,8 @@
 //! Flags of `kvas serve` from a file and from the environment: what the command line does not say, the environment
 //! does, and what neither does, the file.
 
-use super::Cli;
-use anyhow::{Context, bail};
+use super::{Cli, input};
+use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, error::ErrorKind, parser::ValueSource};
 use std::ffi::OsString;
 
@@ -106,7 +106,7 @@ fn of_environment(arg: &Arg) -> anyhow::Result<Option<Found>> {
 /// The flags of a TOML file: `ctx-size = 8192`, `api-key = ["a", "b"]`, `share-prefixes = true`.
 fn of_file(path: &std::path::Path, command: &Command) -> anyhow::Result<Vec<Found>> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| shown.to_string())?;
+    let text = input::text(path, &shown)?;
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map_or(0, |span| 1 + text[..span.start].matches('\n').count());
         anyhow::anyhow!("{shown}: line {line}: {}", error.message())

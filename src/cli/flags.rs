@@ -1,5 +1,6 @@
 //! Flags that several commands share, named as llama.cpp names them.
 
+use super::input;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use kvas::{
@@ -248,7 +249,7 @@ impl TemplateFlags {
     /// The template to use instead of the model's.
     pub(crate) fn template(&self) -> anyhow::Result<Option<ChatTemplate>> {
         let Some(path) = &self.chat_template_file else { return Ok(None) };
-        let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let source = input::text(path, path.display())?;
         ChatTemplate::new(&source).with_context(|| path.display().to_string()).map(Some)
     }
 

@@ -1,16 +1,14 @@
 //! Flags that say what an answer has to look like, named as llama.cpp names them.
 
-use anyhow::{Context, anyhow, bail};
+use super::input;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use kvas::{
     engine::Constraint,
     grammar::{AnswerConstraint, Grammar, Stage, Vocabulary, compile},
     text::Tokenizer,
 };
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 /// What the answer has to look like; one of these.
 #[derive(Debug, Args)]
@@ -58,23 +56,18 @@ impl GrammarFlags {
             (Some(text), _, _, _) => Some(("--grammar".into(), Grammar::Gbnf(text.clone()))),
             (_, Some(path), _, _) => {
                 let flag = format!("--grammar-file {}", path.display());
-                let text = read(path, &flag)?;
+                let text = input::text(path, &flag)?;
                 Some((flag, Grammar::Gbnf(text)))
             }
             (_, _, Some(text), _) => Some(("--json-schema".into(), schema(text, "--json-schema")?)),
             (_, _, _, Some(path)) => {
                 let flag = format!("--json-schema-file {}", path.display());
-                let grammar = schema(&read(path, &flag)?, &flag)?;
+                let grammar = schema(&input::text(path, &flag)?, &flag)?;
                 Some((flag, grammar))
             }
             (None, None, None, None) => None,
         })
     }
-}
-
-fn read(path: &Path, flag: &str) -> anyhow::Result<String> {
-    let bytes = std::fs::read(path).with_context(|| flag.to_string())?;
-    String::from_utf8(bytes).map_err(|_| anyhow!("{flag}: expected UTF-8 text"))
 }
 
 fn schema(text: &str, flag: &str) -> anyhow::Result<Grammar> {

@@ -14,6 +14,7 @@ mod drafts;
 mod flags;
 mod grammar;
 mod imatrix;
+mod input;
 mod inspect;
 mod kernels;
 mod make_model;

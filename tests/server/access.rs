@@ -112,7 +112,7 @@ fn keys_come_from_a_file() {
     let folder = temporary.path().join("keys");
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("keys");
-    std::fs::write(&file, "\n  first \n# old\nsecond\n#third\n\n").unwrap();
+    std::fs::write(&file, "\u{feff}zeroth\n  first \n# old\nsecond\n#third\n\n").unwrap();
     let keys = file.to_str().unwrap();
     let server = Process::start(&["-m", MODEL, "-c", "128", "--parallel", "1", "--api-key-file", keys]);
     let address = server.address;
@@ -122,6 +122,7 @@ fn keys_come_from_a_file() {
         raw(address, &head)
     };
     let statuses = [
+        "Bearer zeroth",
         "Bearer first",
         "Bearer second",
         "Bearer ",
@@ -133,7 +134,7 @@ fn keys_come_from_a_file() {
     ]
     .map(ask);
     std::fs::remove_dir_all(&folder).unwrap();
-    assert_eq!(statuses, [200, 200, 401, 401, 401, 401, 401, 401]);
+    assert_eq!(statuses, [200, 200, 200, 401, 401, 401, 401, 401, 401]);
 }
 
 /// What is on disk would serve whoever has any key.

@@ -5,10 +5,10 @@ use super::questions::{Question, questions};
 use crate::cli::{
     device,
     flags::ModelFlags,
-    print,
+    input, print,
     score::{SCORED_ROWS, check_ids},
 };
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
 use kvas::{
     engine::{Engine, EngineConfig, Event, Request, Runner, negative_log_likelihood, score, score_segments},
@@ -147,7 +147,7 @@ impl EdgeQuality {
 
     fn text(&self, model: &Model) -> anyhow::Result<Vec<u32>> {
         let Some(path) = &self.text else { return Ok(Vec::new()) };
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let text = input::text(path, path.display())?;
         let mut ids = model.tokenizer.encode(&text, Special::Parse, Bos::Omit);
         check_ids(model, &ids)?;
         ids.truncate(self.tokens as usize);

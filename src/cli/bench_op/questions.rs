@@ -1,5 +1,6 @@
 //! Questions about long prompts: what a benchmark asks a model whose sequences hold fewer tokens.
 
+use crate::cli::input;
 use anyhow::{Context, ensure};
 use kvas::{
     model::Model,
@@ -29,7 +30,7 @@ pub(super) struct Question {
 
 /// The first `most` questions of a file, a JSON object a line. Fails in one line that names the file and the line.
 pub(super) fn questions(path: &Path, model: &Model, most: Option<usize>) -> anyhow::Result<Vec<Question>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = input::text(path, path.display())?;
     ensure!(!text.is_empty(), "{}: no questions, expected one a line", path.display());
     let encode = |text: &str| model.tokenizer.encode(text, Special::Parse, Bos::Add);
     let question = |(number, line): (usize, &str)| {

@@ -5,7 +5,7 @@ use super::{
     plot::{Curve, Panel, svg},
     questions::{Question, questions},
 };
-use crate::cli::{device, flags::ModelFlags, output, print};
+use crate::cli::{device, flags::ModelFlags, input, output, print};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use kvas::{
@@ -181,7 +181,7 @@ impl SlakeQuality {
         let Some(path) = &self.text else { return Ok(Vec::new()) };
         let &[prompt, rest] = &self.lengths[..] else { bail!("--lengths, expected two numbers, as in 3072,512") };
         ensure!(prompt >= 64 && rest > 0, "--lengths {prompt},{rest}, expected a prompt of at least 64 tokens");
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let text = input::text(path, path.display())?;
         let ids = model.tokenizer.encode(&text, Special::Parse, Bos::Omit);
         let window = prompt + rest;
         ensure!(

@@ -1,7 +1,7 @@
 //! `kvas bench-op spec_ngram`: answers with drafts from the text itself, against answers without.
 
 use super::answers::{Answers, answers, same};
-use crate::cli::{bench::median, device, flags::ModelFlags, print};
+use crate::cli::{bench::median, device, flags::ModelFlags, input, print};
 use anyhow::{Context, ensure};
 use clap::Args;
 use kvas::{
@@ -103,7 +103,7 @@ impl SpecNgram {
     fn prompts(&self, model: &Model) -> anyhow::Result<Vec<Vec<u32>>> {
         let text = match &self.text {
             Some(file) => {
-                let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+                let text = input::text(file, file.display())?;
                 ensure!(!text.trim().is_empty(), "{}: no text, expected one a line", file.display());
                 text
             }

@@ -7,6 +7,7 @@ mod models;
 use super::{
     drafts::DraftFlags,
     flags::{OffloadFlags, RunFlags, SamplingFlags, TemplateFlags, bytes},
+    input,
     policy::PolicyFlags,
 };
 use anyhow::{Context, bail};
@@ -203,7 +204,7 @@ impl Serve {
         }
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
-            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let text = input::text(path, path.display())?;
             // A key that is no longer one is often left there behind a #.
             let is_key = |line: &&str| !line.is_empty() && !line.starts_with('#');
             keys.extend(text.lines().map(str::trim).filter(is_key).map(str::to_string));
