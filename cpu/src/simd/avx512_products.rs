@@ -117,36 +117,30 @@ macro_rules! add {
     };
 }
 
-/// Multiplies the first four activations or the last four, and meanwhile adds what the others have multiplied.
-macro_rules! first_four {
-    ($begin:ident, [$a:literal $b:literal $c:literal $d:literal], $added:tt) => {
+/// Multiplies four activations, and meanwhile adds what the other four have multiplied.
+macro_rules! multiply_four {
+    (
+        ($own:literal, $e:literal $f:literal $g:literal $h:literal), $begin:ident,
+        [$a:literal $b:literal $c:literal $d:literal], $added:tt
+    ) => {
         concat!(
-            $begin!("0,1,2,3"),
-            multiply!("0,1,2,3", $a),
-            add!("4", $added),
-            multiply!("0,1,2,3", $b),
-            add!("5", $added),
-            multiply!("0,1,2,3", $c),
-            add!("6", $added),
-            multiply!("0,1,2,3", $d),
-            add!("7", $added),
+            $begin!($own),
+            multiply!($own, $a),
+            add!($e, $added),
+            multiply!($own, $b),
+            add!($f, $added),
+            multiply!($own, $c),
+            add!($g, $added),
+            multiply!($own, $d),
+            add!($h, $added),
         )
     };
 }
+macro_rules! first_four {
+    ($($work:tt)*) => { multiply_four!(("0,1,2,3", "4" "5" "6" "7"), $($work)*) };
+}
 macro_rules! last_four {
-    ($begin:ident, [$a:literal $b:literal $c:literal $d:literal], $added:tt) => {
-        concat!(
-            $begin!("4,5,6,7"),
-            multiply!("4,5,6,7", $a),
-            add!("0", $added),
-            multiply!("4,5,6,7", $b),
-            add!("1", $added),
-            multiply!("4,5,6,7", $c),
-            add!("2", $added),
-            multiply!("4,5,6,7", $d),
-            add!("3", $added),
-        )
-    };
+    ($($work:tt)*) => { multiply_four!(("4,5,6,7", "0" "1" "2" "3"), $($work)*) };
 }
 
 /// Bytes of a block of a group.
