@@ -8,13 +8,11 @@ Example: benches/gpu/sampling.py target/release/kvas qwen3.5-4b.gguf --parallel 
 """
 
 import argparse
-import http.client
-import json
-import socket
-import subprocess
 import sys
 import threading
 import time
+
+from served import post, serving
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "born": {"type": "integer"}}, "required": ["name", "born"]}
 # What requests say besides their prompt.
@@ -35,9 +33,7 @@ WAYS["one of all with a penalty"] = [WAYS["default"], WAYS["presence_penalty"]]
 def ask(port, number, more, tokens, counts):
     body = {"messages": [{"role": "user", "content": f"Tell me about the number {number}."}], "max_tokens": tokens}
     body |= {"seed": number, "ignore_eos": True} | more
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer = json.loads(connection.getresponse().read())
+    answer = post(port, "/v1/chat/completions", body)
     if "usage" not in answer:
         sys.exit(f"request {number}: {answer}")
     counts.append(answer["usage"]["completion_tokens"])
@@ -62,12 +58,6 @@ def rate(port, way, requests, tokens):
     return sum(counts) / took
 
 
-def free_port():
-    with socket.socket() as socket_:
-        socket_.bind(("127.0.0.1", 0))
-        return socket_.getsockname()[1]
-
-
 def main():
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
@@ -81,28 +71,11 @@ def main():
     ways = asked.ways.split(",") if asked.ways else list(WAYS)
     if unknown := [way for way in ways if way not in WAYS]:
         parser.error(f"expected ways of {', '.join(WAYS)}, not {', '.join(unknown)}")
-    port = free_port()
-    context = asked.tokens + 128
-    command = [asked.kvas, "serve", "-m", asked.model, "--device", asked.device, "--port", str(port), "-c", str(context)]
-    server = subprocess.Popen([*command, "--parallel", str(asked.parallel)], stdout=subprocess.DEVNULL, stderr=sys.stderr)
-    try:
-        while True:
-            try:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    break
-            except OSError:
-                pass
-            if server.poll() is not None:
-                sys.exit(f"{asked.kvas}: exit code {server.returncode} before it served")
-            time.sleep(0.1)
+    flags = ["--device", asked.device, "-c", asked.tokens + 128, "--parallel", asked.parallel]
+    with serving(asked.kvas, asked.model, *flags) as port:
         for way in ways:
             rates = [rate(port, WAYS[way], asked.parallel, asked.tokens) for _ in range(2)]
             print(f"{way:28} {max(rates):9.0f} tokens/s", flush=True)
-    finally:
-        server.terminate()
-        server.wait()
 
 
 main()
