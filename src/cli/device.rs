@@ -355,8 +355,8 @@ fn available_bytes() -> u64 {
     kvas_cpu::available_memory().map_or(u64::MAX, |bytes| bytes / 10 * 9)
 }
 
-/// Bytes of a GPU that are free before anything is prepared, and not to be had: the driver, loaded kernels and graphs take them, and
-/// what is allocated takes whole pages. On an H200 these are 160 MiB with llama-3.2-1b, and 260 with qwen3.5-0.8b, whose stores are many.
+/// Bytes of a GPU that are free before anything is prepared, and not to be had: the driver, loaded kernels and graphs take them,
+/// and what is allocated takes whole pages. On an H200 they are 160 MiB with llama-3.2-1b, 260 with the many stores of qwen3.5-0.8b.
 const OF_DRIVER: u64 = 512 << 20;
 
 /// Most bytes of the host's memory that snapshots of a GPU take unless somebody says how many.

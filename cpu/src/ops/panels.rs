@@ -22,22 +22,31 @@ const LEAST_OF_PAIRS: usize = 64;
 /// Most activations that meet pairs of panels.
 pub(super) const MANY_OF_PAIRS: usize = 128;
 
-/// Whether so many activations are faster with two panels at once, whose blocks are unpacked first. Those of formats with scales of
-/// 16 columns are not.
-pub(super) fn panels_in_pairs(proof: Proof, quant: Quant, count: usize) -> bool {
-    struct InPairs;
-    impl Kernel for InPairs {
+/// Whether many activations may meet two panels of a layout at once, whose blocks are unpacked first. With scales of 16 columns that
+/// is slower.
+const fn in_pairs<L: Layout, S: Simd>() -> bool {
+    <S::Panels as Panels>::IN_PAIRS && !L::HALVES
+}
+
+/// [`in_pairs`] of a format.
+pub(crate) fn may_meet_pairs(proof: Proof, quant: Quant) -> bool {
+    struct InPairs<L>(PhantomData<L>);
+    impl<L: Layout> Kernel for InPairs<L> {
         type Output = bool;
 
         fn run<S: Simd>(self, _: S) -> bool {
-            <S::Panels as Panels>::IN_PAIRS
+            in_pairs::<L, S>()
         }
     }
-    let has_halves = with_layout!(quant, |L| L::HALVES, true);
-    count >= LEAST_OF_PAIRS && !has_halves && proof.tiles().is_none() && proof.run_products(InPairs)
+    proof.tiles().is_none() && with_layout!(quant, |L| proof.run_products(InPairs::<L>(PhantomData)), false)
 }
 
-/// A panel, or two for up to [`BESIDE`], times some activations.
+/// Whether so many activations do.
+pub(super) fn panels_in_pairs(proof: Proof, quant: Quant, count: usize) -> bool {
+    count >= LEAST_OF_PAIRS && may_meet_pairs(proof, quant)
+}
+
+/// A panel, or two for up to [`BESIDE`] or for those that [`may_meet_pairs`], times some activations.
 pub(crate) struct PanelTimes<'a> {
     pub(crate) panel: Panel<'a>,
     pub(crate) beside: Option<Beside<Panel<'a>>>,
@@ -99,8 +108,8 @@ impl<'a> PanelTimes<'a> {
         }
     }
 
-    /// Two panels times the first `groups` groups of [`GROUP`], at most [`MANY_OF_PAIRS`] activations. Blocks of a section are unpacked, and all
-    /// groups meet them, while the next ones are fetched.
+    /// Two panels times the first `groups` groups of [`GROUP`], at most [`MANY_OF_PAIRS`] activations. Some blocks are unpacked, and
+    /// all groups meet them, while the next ones are fetched.
     #[inline(always)]
     fn pair<L: Layout, S: Simd>(&mut self, simd: S, Beside { panel: other, behind }: Beside<Panel<'a>>, groups: usize) {
         let (p, sections, all) = (simd.panels(), self.panel.sections(), self.panel.columns / BLOCK);
@@ -117,7 +126,7 @@ impl<'a> PanelTimes<'a> {
             }
             for (group, sums) in all_sums.iter_mut().enumerate() {
                 for panel in &panels {
-                    panel.fetch(simd, group, groups);
+                    panel.fetch(simd, UNPACKED, (group, groups));
                 }
                 p.add_to_pair::<L>(unpacked, &self.x[(group * all + at) * GROUP * RECORD..], sums);
             }
@@ -130,6 +139,8 @@ impl<'a> PanelTimes<'a> {
 
     #[inline(always)]
     fn all<L: Layout, S: Simd>(&mut self, simd: S, open: Option<&OpenIntegers>) {
+        // What is left of those that met pairs may be more than [`BESIDE`], but no group of it is.
+        debug_assert!(self.beside.is_none() || self.count < GROUP, "{} for two panels", self.count);
         let (panel, has_tiles) = (self.panel, open.is_some());
         let (mut passes, mut at) = (0, 0);
         while at < self.count {
@@ -174,7 +185,8 @@ impl<L: Layout> Kernel for LaidOut<'_, L> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self(mut times, _) = self;
-        if let Some(other) = times.beside
+        if const { in_pairs::<L, S>() }
+            && let Some(other) = times.beside
             && times.count > BESIDE
         {
             let groups = times.count / GROUP;

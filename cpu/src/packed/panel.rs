@@ -242,10 +242,10 @@ impl<'a, L: Layout> Blocks<'a, L> {
         block
     }
 
-    /// Asks for part `number` of `of` of half a section, from the next block on.
+    /// Asks for part `number` of `of` of about so many blocks, from the next one on.
     #[inline(always)]
-    pub(crate) fn fetch<S: Simd>(&self, simd: S, number: usize, of: usize) {
-        let lines = const { section_bytes::<L>(SECTION) / LINE / 2 };
+    pub(crate) fn fetch<S: Simd>(&self, simd: S, blocks: usize, (number, of): (usize, usize)) {
+        let lines = blocks * const { section_bytes::<L>(SECTION) / LINE } / SECTION;
         let from = if self.lines.is_empty() { self.rest.as_ptr() } else { self.lines.as_ptr().cast() };
         for line in lines * number / of..lines * (number + 1) / of {
             simd.prefetch(from.wrapping_add(line * LINE));

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    ops::panels::PanelTimes,
+    ops::panels::{PanelTimes, may_meet_pairs},
     simd::{
         Isa, Proof,
         dense::{Bf16, F16},
@@ -126,7 +126,7 @@ fn a_panel_beside_another_gives_the_bits_it_gives_alone() {
     // What `y` holds of each activation: the sums with one panel, then a gap, then those with the other.
     let (behind, width) = (2 * ROWS, 3 * ROWS);
     // Few of each number, and many: groups of eight meet pairs of panels, and few are left.
-    let counts = || (1..=BESIDE).chain([11, 16]);
+    let counts = || (1..=BESIDE).chain([11, 15, 16]);
     for ((quant, scale_at), count) in FORMATS.iter().flat_map(|format| counts().map(move |count| (*format, count))) {
         let columns = 9 * quant.block_len();
         let rows = random_rows(quant, 2 * ROWS, columns, scale_at);
@@ -138,8 +138,7 @@ fn a_panel_beside_another_gives_the_bits_it_gives_alone() {
         let [panel, other] = [0, 1].map(|at| Panel { bytes: &panels[at], columns });
         let mut random = Random::new(count as u64);
         let x: Vec<Vec<f32>> = (0..count).map(|_| (0..columns).map(|_| random.normal()).collect()).collect();
-        // The matrix unit takes a panel at a time.
-        for proof in proofs().filter(|proof| count <= BESIDE || proof.tiles().is_none()) {
+        for proof in proofs().filter(|proof| count <= BESIDE || may_meet_pairs(*proof, quant)) {
             let words = groups(proof, &x);
             let mut y = vec![f32::NAN; count * width];
             let beside = Some(Beside { panel: other, behind });

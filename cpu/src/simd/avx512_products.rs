@@ -47,35 +47,6 @@ macro_rules! less_below {
     };
 }
 
-/// The same for the codes of the first half of a block.
-macro_rules! first_below {
-    ($activations:literal) => {
-        for_all!(
-            $activations
-            "vpbroadcastd zmm31, [{x} + {numbers} + 96 + 4*\\r]"
-            "vpslld zmm31, zmm31, {shift}"
-            "vpxord zmm\\r, zmm\\r, zmm\\r"
-            "vpsubd zmm\\r, zmm\\r, zmm31"
-            "vmovdqa64 zmm1\\r, zmm\\r"
-        )
-    };
-}
-
-/// And for those of the second.
-macro_rules! second_below {
-    ($activations:literal) => {
-        for_all!(
-            $activations
-            "vpbroadcastd zmm31, [{x} + {numbers} + 96 + 4*\\r]"
-            "vpbroadcastd zmm\\r, [{x} + {numbers} + 64 + 4*\\r]"
-            "vpslld zmm31, zmm31, {shift}"
-            "vpsrad zmm\\r, zmm\\r, {back}"
-            "vpaddd zmm\\r, zmm\\r, zmm31"
-            "vmovdqa64 zmm1\\r, zmm\\r"
-        )
-    };
-}
-
 /// Adds the products of some fours of codes.
 macro_rules! multiply {
     ($activations:literal, $fours:literal) => {
@@ -119,28 +90,19 @@ macro_rules! add {
 
 /// Multiplies four activations, and meanwhile adds what the other four have multiplied.
 macro_rules! multiply_four {
-    (
-        ($own:literal, $e:literal $f:literal $g:literal $h:literal), $begin:ident,
-        [$a:literal $b:literal $c:literal $d:literal], $added:tt
-    ) => {
+    (($own:literal, $a:literal $b:literal $c:literal $d:literal), $begin:ident, $added:tt) => {
         concat!(
             $begin!($own),
-            multiply!($own, $a),
-            add!($e, $added),
-            multiply!($own, $b),
-            add!($f, $added),
-            multiply!($own, $c),
-            add!($g, $added),
-            multiply!($own, $d),
-            add!($h, $added),
+            multiply!($own, "0,1"),
+            add!($a, $added),
+            multiply!($own, "2,3"),
+            add!($b, $added),
+            multiply!($own, "4,5"),
+            add!($c, $added),
+            multiply!($own, "6,7"),
+            add!($d, $added),
         )
     };
-}
-macro_rules! first_four {
-    ($($work:tt)*) => { multiply_four!(("0,1,2,3", "4" "5" "6" "7"), $($work)*) };
-}
-macro_rules! last_four {
-    ($($work:tt)*) => { multiply_four!(("4,5,6,7", "0" "1" "2" "3"), $($work)*) };
 }
 
 /// Bytes of a block of a group.
@@ -148,58 +110,43 @@ const GROUP_BYTES: usize = RECORD * GROUP * size_of::<Word>();
 /// Where in it the scales of all eight are, then the scaled sums, what integers begin with, and the sums of the first half.
 const NUMBERS: usize = BLOCK * GROUP;
 type Block = Unpacked<Avx512>;
-const FIRST: usize = offset_of!(Block, scales);
-const SECOND: usize = FIRST + size_of::<__m512>();
+const SCALES: usize = offset_of!(Block, scales);
 const MINIMUMS: usize = offset_of!(Block, minimums);
 
-/// How much too large the codes of a layout are, as a power of two.
-struct Shift<L>(PhantomData<L>);
+/// How far what is 128 times the sum of values is shifted back for codes that are less too large.
+struct Back<L>(PhantomData<L>);
 
-impl<L: Layout> Shift<L> {
-    const TOO_LARGE: u32 = match L::SHIFT {
-        Some(shift) => shift,
+impl<L: Layout> Back<L> {
+    const BITS: u32 = match L::SHIFT {
+        Some(shift) => QuantisedBlock::WIDE - shift,
         None => 0,
     };
-    /// From what 128 too much makes.
-    const BACK: u32 = QuantisedBlock::WIDE - Self::TOO_LARGE;
 }
 
-/// Goes through all blocks: what comes first, what goes on until the next block, what goes on into it, and what is left.
+/// Goes through all blocks: of each, the last four activations meet it while the first four, which met it before, are added, and
+/// then the first four meet the next.
 macro_rules! every_block {
-    (($blocks:ident, $x:ident, $sums:ident), $first:expr, $block:expr, $next:expr, $last:expr; $($name:ident = $value:expr),*) => {
+    (($blocks:ident, $x:ident, $sums:ident), $begin:ident, ($($at:literal),*); $($name:ident = $value:expr),*) => {
         asm!(
-            $first,
+            $begin!("0,1,2,3"),
+            multiply!("0,1,2,3", "0,1,2,3,4,5,6,7"),
             "2:",
-            $block,
+            multiply_four!(("4,5,6,7", "0" "1" "2" "3"), $begin, ("{x}", "{blocks}", $($at),*)),
             "add {blocks}, {pair}",
             "add {x}, {group}",
             "dec {count}",
             "jz 3f",
-            $next,
+            multiply_four!(("0,1,2,3", "4" "5" "6" "7"), $begin, ("{x} - {group}", "{blocks} - {pair}", $($at),*)),
             "jmp 2b",
             "3:",
-            $last,
+            add!("4,5,6,7", ("{x} - {group}", "{blocks} - {pair}", $($at),*)),
             blocks = inout(reg) $blocks.as_ptr() => _, x = inout(reg) $x.as_ptr() => _, count = inout(reg) $blocks.len() => _,
             sums = in(reg) &raw mut *$sums, block = const size_of::<Block>(), pair = const 2 * size_of::<Block>(),
-            group = const GROUP_BYTES, numbers = const NUMBERS, $($name = const $value,)*
+            group = const GROUP_BYTES, numbers = const NUMBERS, scales = const SCALES, $($name = const $value,)*
             out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
             out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _, out("zmm14") _,
             out("zmm15") _, out("zmm16") _, out("zmm17") _, out("zmm30") _, out("zmm31") _,
             options(nostack),
-        )
-    };
-}
-
-/// [`every_block`] for blocks with one scale.
-macro_rules! whole_blocks {
-    ($given:tt, $begin:ident, ($($at:literal),*); $($name:ident = $value:expr),*) => {
-        every_block!(
-            $given,
-            concat!($begin!("0,1,2,3"), multiply!("0,1,2,3", "0,1,2,3,4,5,6,7")),
-            last_four!($begin, ["0,1" "2,3" "4,5" "6,7"], ("{x}", "{blocks}", $($at),*)),
-            first_four!($begin, ["0,1" "2,3" "4,5" "6,7"], ("{x} - {group}", "{blocks} - {pair}", $($at),*)),
-            add!("4,5,6,7", ("{x} - {group}", "{blocks} - {pair}", $($at),*));
-            $($name = $value),*
         )
     };
 }
@@ -211,31 +158,17 @@ macro_rules! whole_blocks {
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 pub(super) unsafe fn add_to_pair<L: Layout>(blocks: &[[Block; 2]], x: &[Word], sums: &mut [[__m512; GROUP]; 2]) {
+    assert!(!L::HALVES, "one scale for all codes of a block");
     assert!(!blocks.is_empty() && size_of_val(x) >= blocks.len() * GROUP_BYTES, "a block of the group for each");
     // SAFETY: what is read are the blocks, as many of the group, and the sums, which are written as well; blocks and sums are
     // aligned as vectors are. Registers that are written are said to be.
     unsafe {
-        if L::HALVES {
-            every_block!(
-                (blocks, x, sums),
-                concat!(first_below!("0,1,2,3"), multiply!("0,1,2,3", "0,1,2,3")),
-                concat!(
-                    last_four!(first_below, ["0" "1" "2" "3"], ("{x}", "{blocks}", "{first_scales}")),
-                    first_four!(second_below, ["4" "5" "6" "7"], ("{x}", "{blocks}", "{first_scales}")),
-                    last_four!(second_below, ["4" "5" "6" "7"], ("{x}", "{blocks}", "{second_scales}")),
-                ),
-                first_four!(first_below, ["0" "1" "2" "3"], ("{x} - {group}", "{blocks} - {pair}", "{second_scales}")),
-                add!("4,5,6,7", ("{x} - {group}", "{blocks} - {pair}", "{second_scales}"));
-                first_scales = FIRST, second_scales = SECOND, shift = Shift::<L>::TOO_LARGE, back = Shift::<L>::BACK
-            );
-        } else if L::MINIMUMS {
-            whole_blocks!(
-                (blocks, x, sums), at_zero, ("{scales}", "{minimums}"); scales = FIRST, minimums = MINIMUMS
-            );
+        if L::MINIMUMS {
+            every_block!((blocks, x, sums), at_zero, ("{scales}", "{minimums}"); minimums = MINIMUMS);
         } else if L::Coding::WIDE {
-            whole_blocks!((blocks, x, sums), below, ("{scales}"); scales = FIRST);
+            every_block!((blocks, x, sums), below, ("{scales}"););
         } else {
-            whole_blocks!((blocks, x, sums), less_below, ("{scales}"); scales = FIRST, back = Shift::<L>::BACK);
+            every_block!((blocks, x, sums), less_below, ("{scales}"); back = Back::<L>::BITS);
         }
     }
 }

@@ -107,7 +107,8 @@ pub(crate) trait Panels: Copy + Send + Sync {
         first: usize,
         x: &[[i8; 4]],
     ) -> [Self::Integers; R];
-    /// `sums[w][r][row] += blocks[..][w][row] . x[r]` for some blocks of two panels, one at least, and as many of a group of activations.
+    /// `sums[w][r][row] += blocks[..][w][row] . x[r]` for some blocks of two panels, one at least, and as many of a group of
+    /// activations.
     #[inline(always)]
     fn add_to_pair<L: Layout>(self, blocks: &[[Unpacked<Self>; 2]], x: &[Word], sums: &mut [[Self::Floats; GROUP]; 2]) {
         for (blocks, x) in blocks.iter().zip(x.chunks_exact(RECORD * GROUP)) {

@@ -178,6 +178,7 @@ impl Simd for Scalar {
 }
 
 impl Panels for Scalar {
+    const IN_PAIRS: bool = true;
     type Floats = [f32; ROWS];
     type Integers = [i32; ROWS];
     type Codes = [[u8; 4]; ROWS];
