@@ -13,8 +13,15 @@ use std::{
 pub(crate) fn check_apart(folder: &Path, out: &Path) -> Result<()> {
     // What is wrong with the folder is said by who reads it.
     let Ok(entries) = read_dir(folder) else { return Ok(()) };
-    let held = entries.flatten().map(|entry| entry.path()).any(|path| is_same_file(&path, out));
-    if held && !is_model(out) {
+    if is_model(out) {
+        return Ok(());
+    }
+    entries.flatten().try_for_each(|entry| check_file_apart(&entry.path(), out))
+}
+
+/// Refuses to have a file written over, whatever `out` calls it.
+pub(crate) fn check_file_apart(file: &Path, out: &Path) -> Result<()> {
+    if is_same_file(file, out) {
         bail!("{}: is a file that is read for it, expected another one", out.display());
     }
     Ok(())

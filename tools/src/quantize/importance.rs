@@ -2,7 +2,7 @@
 //! as llama.cpp keeps them: for a tensor T, `T.in_sum2` holds sums of squares and `T.counts` how many rows went in.
 
 use anyhow::{Context, Result, bail};
-use kvas_gguf::{GgufFile, GgufWriter, Metadata, Quant, Value, is_same_file};
+use kvas_gguf::{GgufFile, GgufWriter, Metadata, Quant, Value};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -52,10 +52,7 @@ impl ImportanceMatrix {
 
     /// Refuses to have the file written over that it was read from: the model that needed it would be all that is left of it.
     pub(super) fn check_apart(&self, out: &Path) -> Result<()> {
-        if is_same_file(&self.path, out) {
-            bail!("{}: is a file that is read for it, expected another one", out.display());
-        }
-        Ok(())
+        crate::apart::check_file_apart(&self.path, out)
     }
 
     fn read(file: &GgufFile) -> Result<ImportanceMatrix> {
