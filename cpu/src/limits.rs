@@ -90,8 +90,9 @@ impl Kernel for Sum<'_> {
 /// Bytes per second that `threads` threads read from memory together: the best of several passes over windows of
 /// 512 MiB. Takes about half a second; 0 if threads cannot be started.
 pub fn read_bandwidth(threads: usize) -> f64 {
-    // Written, so that every page is memory of its own and not the one page of zeros.
-    let mut data = vec![1.0f32; 128 << 20];
+    // As weights are held, and written, so that every page is memory of its own and not the one page of zeros.
+    let mut data = Arena::<f32>::zeroed(128 << 20);
+    data.fill(1.0);
     let bytes = (data.len() / WINDOWS * size_of::<f32>()) as f64;
     let seconds = fastest(threads, &mut data, |proof, part| {
         black_box(proof.run(Sum(part)));

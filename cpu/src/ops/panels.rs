@@ -1,7 +1,9 @@
 //! A panel of weights times groups of activations.
 
 use crate::{
-    packed::{Ahead, BESIDE, BLOCK, Beside, Layout, Panel, RECORD, Sums, Unpacked, Word, group_len, with_layout},
+    packed::{
+        Ahead, BESIDE, BLOCK, Beside, Fetching, Layout, Panel, RECORD, Sums, Unpacked, Word, group_len, with_layout,
+    },
     simd::{
         Kernel, Proof, Simd,
         panels::{GROUP, Panels},
@@ -57,6 +59,7 @@ pub(crate) struct PanelTimes<'a> {
     pub(crate) y: &'a mut [f32],
     /// Values of `y` from one activation to the next.
     pub(crate) width: usize,
+    pub(crate) fetching: Fetching,
 }
 
 /// With the layout of its weights.
@@ -154,7 +157,7 @@ impl<'a> PanelTimes<'a> {
             let (mut at, mut pass) = (0, 0);
             while at < self.count {
                 let len = group_len(self.count - at, has_tiles);
-                let ahead = &Ahead::new::<L>(pass, passes);
+                let ahead = &Ahead::new::<L>(self.fetching, pass, passes);
                 let part = (piece.clone(), ahead);
                 if len == SIDE
                     && let Some(open) = open

@@ -2,7 +2,7 @@
 
 use super::panels::{MANY_OF_PAIRS, PanelTimes, panels_in_pairs};
 use crate::{
-    packed::{BESIDE, BLOCK, Beside, FloatTimes, RECORD, Word, panel_bytes, with_layout},
+    packed::{BLOCK, Beside, Fetching, FloatTimes, RECORD, Word, panel_bytes, with_layout},
     pool::Tile,
     simd::{
         Kernel, Proof, Simd,
@@ -228,12 +228,13 @@ impl Product<'_> {
             let packed = |number: usize| matrix.packed_panel(panels, first + number);
             // What is packed anew each time has room for one.
             let has_two = packed(0).is_some();
-            let in_pairs = has_two && (count <= BESIDE || panels_in_pairs(self.proof, matrix.quant, count));
+            let fetching = Fetching::of(count);
+            let in_pairs = has_two && (fetching.by_pairs || panels_in_pairs(self.proof, matrix.quant, count));
             for (number, other) in by_pairs(each, in_pairs) {
                 let beside =
                     other.and_then(|other| Some(Beside { panel: packed(other)?, behind: (other - number) * ROWS }));
                 let panel = matrix.panel(panels, first + number, scratch);
-                let times = PanelTimes { panel, beside, count, x, y: &mut y[number * ROWS..], width };
+                let times = PanelTimes { panel, beside, count, x, y: &mut y[number * ROWS..], width, fetching };
                 with_layout!(matrix.quant, |L| times.run::<L>(self.proof), unreachable!("it has panels"));
             }
             return;
@@ -283,23 +284,23 @@ impl Product<'_> {
         for (x, at) in x.iter_mut().zip(block.clone()) {
             *x = self.x.float_row(self.entries.entry(at) / self.entries.per_input);
         }
-        let (x, each) = (&x[..block.len()], rows.len().div_ceil(ROWS));
+        let (x, each, fetching) = (&x[..block.len()], rows.len().div_ceil(ROWS), Fetching::of(block.len()));
         let first = group * self.outputs.div_ceil(ROWS) + rows.start / ROWS;
         let packed = |number: usize| matrix.float_panel(self.outputs, first + number).expect("all are packed");
-        for (number, other) in by_pairs(each, x.len() <= BESIDE) {
+        for (number, other) in by_pairs(each, fetching.by_pairs) {
             let beside = other.map(|other| Beside { panel: packed(other), behind: (other - number) * ROWS });
             let (panel, y) = (packed(number), &mut y[number * ROWS..]);
             if matrix.quant == Quant::Bf16 {
-                self.proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<Bf16> });
+                self.proof.run(FloatTimes { panel, beside, x, y, width, fetching, element: PhantomData::<Bf16> });
             } else {
-                self.proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<F16> });
+                self.proof.run(FloatTimes { panel, beside, x, y, width, fetching, element: PhantomData::<F16> });
             }
         }
     }
 }
 
-/// The numbers of `all` panels, each with that of the panel beside it, if activations meet two at once: few do because memory gives a
-/// core more of two streams than of one. Each half is gone through from its first byte to its last.
+/// The numbers of `all` panels, each with that of the panel beside it, if activations meet two at once: few do where memory gives a
+/// core more of two streams than of one ([`Fetching::by_pairs`]). Each half is gone through from its first byte to its last.
 fn by_pairs(all: usize, in_pairs: bool) -> impl Iterator<Item = (usize, Option<usize>)> {
     let half = if in_pairs { all / 2 } else { 0 };
     let pairs = (0..half).map(move |number| (number, Some(number + half)));

@@ -2,7 +2,7 @@
 //! pieces of two chains of multiply-adds, of even and of odd columns, whatever the instruction set and however many
 //! activations meet a panel.
 
-use super::{BESIDE, Beside, LINE};
+use super::{BESIDE, Beside, Fetching, LINE};
 use crate::simd::{
     Kernel, Simd,
     dense::{Bf16, F16},
@@ -16,12 +16,6 @@ const COLUMNS: usize = 32;
 
 /// Lines of a piece: they stay in the first-level cache while all activations meet them.
 const PIECE: usize = 256;
-
-/// Lines from what is computed with to what is fetched into the first-level cache.
-const NEAR: usize = 16;
-
-/// Lines to what is fetched into the second-level cache besides: as far as for panels of codes.
-const FAR: usize = 128;
 
 /// Bytes of a panel of rows of `columns` floats; `None` for formats that are not packed so.
 pub(crate) fn float_panel_bytes(quant: Quant, columns: usize) -> Option<usize> {
@@ -92,6 +86,7 @@ pub(crate) struct FloatTimes<'a, E> {
     pub(crate) y: &'a mut [f32],
     /// Values of `y` from one activation to the next.
     pub(crate) width: usize,
+    pub(crate) fetching: Fetching,
     pub(crate) element: PhantomData<E>,
 }
 
@@ -126,7 +121,8 @@ impl<E: Pairs> Kernel for FloatTimes<'_, E> {
             for pass in 0..passes {
                 // Nobody has been here before the first pass; memory should work during all of them.
                 let share = lines.len().div_ceil(passes);
-                let far = if passes > 1 { (PIECE + pass * share, share) } else { (FAR, lines.len()) };
+                let far =
+                    if passes > 1 { (PIECE + pass * share, share) } else { (self.fetching.far / LINE, lines.len()) };
                 let piece = Piece { from: 2 * from, is_first: pass == 0, far };
                 let len = group_len::<S>(self.x.len() - at);
                 let other = other.map(|(other, behind)| (&other[from..from + lines.len()], behind));
@@ -189,7 +185,7 @@ impl<E: Pairs> FloatTimes<'_, E> {
         panels: [Lines<'_>; W],
         at: usize,
     ) {
-        let (p, count) = (simd.panels(), panels[0].0.len());
+        let (p, count, near) = (simd.panels(), panels[0].0.len(), self.fetching.near);
         let Piece { from, is_first, far } = *piece;
         let panels = panels.map(|(lines, behind)| (&lines[..count], behind));
         let mut x = [&[][..]; R];
@@ -202,7 +198,7 @@ impl<E: Pairs> FloatTimes<'_, E> {
                 let line = &panels[w].0[i];
                 let here = line.as_ptr();
                 if is_first {
-                    simd.prefetch(here.wrapping_add(NEAR * LINE));
+                    simd.prefetch(here.cast::<u8>().wrapping_add(near));
                 }
                 if i < far.1 {
                     simd.prefetch_far(here.wrapping_add(far.0 * LINE));

@@ -1,6 +1,6 @@
 //! Packing of panels and their products.
 
-use super::{BLOCK, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
+use super::{BESIDE, BLOCK, Fetching, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
 use crate::simd::{
     Simd,
     panels::{Panels, QuantisedBlock},
@@ -8,14 +8,6 @@ use crate::simd::{
 use bytemuck::must_cast;
 use kvas_gguf::Quant;
 use std::{marker::PhantomData, ops::Range};
-
-/// Bytes from what is computed with to what is fetched into the first-level cache, through the panels that follow.
-const NEAR: usize = 1024;
-
-/// Bytes to what is fetched into the second-level cache besides: the hardware alone does not keep memory busy with one stream a
-/// core. Without it four sequences take 1.20 times as long on a Xeon of the fifth generation; with half of it 8 and 16 take
-/// 1.20 and 1.13 times as long on Zen 4 (llama-3.2-1b in Q8_0, two cores).
-const FAR: usize = 8192;
 
 /// Blocks whose scales lie together, before their codes: a section. A panel is read from its first byte to its last.
 pub(crate) const SECTION: usize = 8;
@@ -78,18 +70,20 @@ fn pack_as<L: Layout>(columns: usize, rows: &[u8], panel: &mut [u8]) {
 /// What a pass over a panel fetches ahead of its blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct Ahead {
+    fetching: Fetching,
     /// Whether nobody has passed here before.
-    near: bool,
+    is_first: bool,
     /// Lines of a block: where several groups of activations meet it in turn, memory should work during all of them.
     far: Range<usize>,
 }
 
 impl Ahead {
     /// For pass `number` of `passes`.
-    pub(crate) fn new<L: Layout>(number: usize, passes: usize) -> Self {
+    pub(crate) fn new<L: Layout>(fetching: Fetching, number: usize, passes: usize) -> Self {
         let lines = <L::Coding as Coding>::LINES;
         let each = lines.div_ceil(passes);
-        Self { near: number == 0, far: (each * number).min(lines)..(each * (number + 1)).min(lines) }
+        let far = (each * number).min(lines)..(each * (number + 1)).min(lines);
+        Self { fetching, is_first: number == 0, far }
     }
 }
 
@@ -153,7 +147,7 @@ impl<'a> Panel<'a> {
         let mut blocks = panels.map(|panel| panel.blocks::<L>(sections.clone()));
         for x in x.chunks_exact(RECORD * R) {
             for w in 0..W {
-                let block = blocks[w].next_fetching(simd, ahead);
+                let block = blocks[w].next_fetching::<S, R>(simd, ahead);
                 add_block::<L, _, R>(p, &Unpacked::new::<L>(p, block), x, &mut sums[w]);
             }
         }
@@ -220,24 +214,26 @@ impl<'a, L: Layout> Blocks<'a, L> {
         block
     }
 
-    /// The next block; asks for what follows it.
+    /// The next block; asks for what follows it, for `R` activations.
     #[inline(always)]
-    pub(crate) fn next_fetching<S: Simd>(&mut self, simd: S, ahead: &Ahead) -> PanelBlock<'a> {
+    pub(crate) fn next_fetching<S: Simd, const R: usize>(&mut self, simd: S, ahead: &Ahead) -> PanelBlock<'a> {
+        // Registers that hold distances are missing where many activations are multiplied.
+        let Fetching { near, far, .. } = if const { R > BESIDE } { Fetching::USUAL } else { ahead.fetching };
         if self.lines.is_empty() {
             self.begin();
-            for line in (0..if ahead.near { self.records.len() } else { 0 }).step_by(LINE) {
-                simd.prefetch(self.records.as_ptr().wrapping_add(line + NEAR));
-                simd.prefetch_far(self.records.as_ptr().wrapping_add(line + FAR));
+            for line in (0..if ahead.is_first { self.records.len() } else { 0 }).step_by(LINE) {
+                simd.prefetch(self.records.as_ptr().wrapping_add(line + near));
+                simd.prefetch_far(self.records.as_ptr().wrapping_add(line + far));
             }
         }
         let block = self.next();
-        if ahead.near {
+        if ahead.is_first {
             for line in block.lines {
-                simd.prefetch(line.as_ptr().wrapping_add(NEAR));
+                simd.prefetch(line.as_ptr().wrapping_add(near));
             }
         }
         for line in ahead.far.clone() {
-            simd.prefetch_far(block.lines.as_ptr().wrapping_add(line).cast::<u8>().wrapping_add(FAR));
+            simd.prefetch_far(block.lines.as_ptr().wrapping_add(line).cast::<u8>().wrapping_add(far));
         }
         block
     }

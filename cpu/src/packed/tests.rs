@@ -100,7 +100,15 @@ fn groups(proof: Proof, x: &[Vec<f32>]) -> Vec<Word> {
 fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: &[Vec<f32>]) -> Vec<[f32; ROWS]> {
     let words = groups(proof, x);
     let mut y = vec![f32::NAN; x.len() * ROWS];
-    let times = PanelTimes { panel, beside: None, count: x.len(), x: &words, y: &mut y, width: ROWS };
+    let times = PanelTimes {
+        panel,
+        beside: None,
+        count: x.len(),
+        x: &words,
+        y: &mut y,
+        width: ROWS,
+        fetching: Fetching::of(x.len()),
+    };
     with_layout!(quant, |L| times.run::<L>(proof), panic!("{quant}"));
     y.as_chunks().0.to_vec()
 }
@@ -113,10 +121,11 @@ fn float_products(
     x: &[&[f32]],
     (y, width): (&mut [f32], usize),
 ) {
+    let fetching = Fetching::of(x.len());
     if quant == Quant::Bf16 {
-        proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<Bf16> });
+        proof.run(FloatTimes { panel, beside, x, y, width, fetching, element: PhantomData::<Bf16> });
     } else {
-        proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<F16> });
+        proof.run(FloatTimes { panel, beside, x, y, width, fetching, element: PhantomData::<F16> });
     }
 }
 
@@ -142,7 +151,7 @@ fn a_panel_beside_another_gives_the_bits_it_gives_alone() {
             let words = groups(proof, &x);
             let mut y = vec![f32::NAN; count * width];
             let beside = Some(Beside { panel: other, behind });
-            let times = PanelTimes { panel, beside, count, x: &words, y: &mut y, width };
+            let times = PanelTimes { panel, beside, count, x: &words, y: &mut y, width, fetching: Fetching::of(count) };
             with_layout!(quant, |L| times.run::<L>(proof), panic!("{quant}"));
             for (r, y) in y.chunks(width).enumerate() {
                 for (panel, at) in [(panel, 0), (other, behind)] {

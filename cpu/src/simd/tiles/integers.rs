@@ -77,7 +77,7 @@ impl OpenIntegers {
         let count = multiplied.len();
         for step in 0..count + 2 * APART {
             if step < count {
-                let lines = stored.next_fetching(p, ahead).lines;
+                let lines = stored.next_fetching::<_, SIDE>(p, ahead).lines;
                 if !is_whole {
                     unpack::<L>(self.0.0, lines, &mut codes[step % RING]);
                 }
