@@ -4,9 +4,12 @@
 use super::{Kernel, Simd, dense::Element, math};
 use std::marker::PhantomData;
 
-/// How far ahead in the same rows is fetched into the first-level cache; what is read next only comes into the second
-/// level, where there is room for more requests.
-const NEAR: usize = 512;
+/// How far ahead in the same rows is fetched into the first-level cache, in bytes; what is read next only comes into the second
+/// level, where there is room for more requests. Twice as far takes 1.06 times as long for elements of four bytes on Zen 5, and
+/// 0.89 times for those of one.
+const fn near<E: Element>() -> usize {
+    if E::BYTES == 1 { 1024 } else { 512 }
+}
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -166,7 +169,7 @@ unsafe fn tile<E: Element, S: Simd, const R: usize, const V: usize, const FETCH:
             let is_first_of_line = (v * S::LANES * E::BYTES) % LINE == 0 && (j * strip.stride) % LINE < strip.stride;
             if FETCH && is_first_of_line {
                 simd.prefetch_far(strip.next[v].as_ptr().wrapping_add(j * strip.stride));
-                simd.prefetch(strip.first[v].as_ptr().wrapping_add(j * strip.stride + NEAR));
+                simd.prefetch(strip.first[v].as_ptr().wrapping_add(j * strip.stride + near::<E>()));
             }
         }
         for r in 0..R {

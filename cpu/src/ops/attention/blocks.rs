@@ -15,7 +15,7 @@ use kvas_backend::{
 use std::ops::Range;
 
 /// Pieces of a block: its tokens lie in so many places at most.
-const PIECES: usize = BLOCK / TILE;
+pub(super) const PIECES: usize = BLOCK / TILE;
 
 /// Up to `BLOCK` tokens of a KV head, in pieces of as many tokens as lie together.
 #[derive(Clone, Copy)]

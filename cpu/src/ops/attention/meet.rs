@@ -1,6 +1,9 @@
 //! Queries meet the keys and the values of a block, in tiles of registers.
 
-use super::{BLOCK, blocks::Block};
+use super::{
+    BLOCK,
+    blocks::{Block, PIECES},
+};
 use crate::{
     pages::TILE,
     simd::{
@@ -11,8 +14,9 @@ use crate::{
 };
 use std::ops::Range;
 
-/// How many tiles ahead is fetched: at most as many as a block has.
-const AHEAD: usize = 1;
+/// Bytes of a tile that is fetched while the one before it is read: two or [`PIECES`] tiles ahead where they are shorter, so that
+/// memory has always something to bring.
+const FAR: usize = 8192;
 
 /// A block, and the one that is read after it.
 #[derive(Clone, Copy)]
@@ -105,7 +109,9 @@ impl<'a> Pair<'a> {
     /// What is read some time after a tile of keys, or a piece of values behind those.
     #[inline(always)]
     fn ahead(&self, tile: usize) -> &'a [u8] {
-        let (at, tiles) = (tile + AHEAD, self.block.tiles);
+        let len = self.block.keys[0].len();
+        let ahead = [PIECES, 2].into_iter().find(|tiles| tiles * len <= FAR).unwrap_or(1);
+        let (at, tiles) = (tile + ahead, self.block.tiles);
         if at < tiles {
             self.block.keys[at]
         } else if at < 2 * tiles {
