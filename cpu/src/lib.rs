@@ -8,6 +8,7 @@
 mod arena;
 mod compressive_memory;
 mod eviction;
+mod fetching;
 mod groups;
 mod limits;
 mod machine;

@@ -1,9 +1,8 @@
 //! A panel of weights times groups of activations.
 
 use crate::{
-    packed::{
-        Ahead, BESIDE, BLOCK, Beside, Fetching, Layout, Panel, RECORD, Sums, Unpacked, Word, group_len, with_layout,
-    },
+    fetching::Fetching,
+    packed::{Ahead, BESIDE, BLOCK, Beside, Layout, Panel, RECORD, Sums, Unpacked, Word, group_len, with_layout},
     simd::{
         Kernel, Proof, Simd,
         panels::{GROUP, Panels},

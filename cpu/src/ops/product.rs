@@ -2,7 +2,8 @@
 
 use super::panels::{MANY_OF_PAIRS, PanelTimes, panels_in_pairs};
 use crate::{
-    packed::{BLOCK, Beside, Fetching, FloatTimes, RECORD, Word, panel_bytes, with_layout},
+    fetching::Fetching,
+    packed::{BLOCK, Beside, FloatTimes, RECORD, Word, panel_bytes, with_layout},
     pool::Tile,
     simd::{
         Kernel, Proof, Simd,

@@ -2,11 +2,14 @@
 //! pieces of two chains of multiply-adds, of even and of odd columns, whatever the instruction set and however many
 //! activations meet a panel.
 
-use super::{BESIDE, Beside, Fetching, LINE};
-use crate::simd::{
-    Kernel, Simd,
-    dense::{Bf16, F16},
-    panels::{Panels, ROWS},
+use super::{BESIDE, Beside, LINE};
+use crate::{
+    fetching::Fetching,
+    simd::{
+        Kernel, Simd,
+        dense::{Bf16, F16},
+        panels::{Panels, ROWS},
+    },
 };
 use kvas_gguf::Quant;
 use std::marker::PhantomData;

@@ -4,14 +4,12 @@
 
 mod activations;
 pub(crate) mod coding;
-mod fetching;
 mod floats;
 mod layouts;
 mod panel;
 
 use crate::simd::panels::ROWS;
 pub(crate) use activations::{Quantise, RECORD, Sums, Word, group_len};
-pub(crate) use fetching::Fetching;
 pub(crate) use floats::{FloatTimes, float_panel_bytes, pack_floats};
 pub(crate) use layouts::*;
 pub(crate) use panel::{Ahead, Panel, SECTION, Unpacked, add_block, pack, panel_bytes};

@@ -1,9 +1,12 @@
 //! Packing of panels and their products.
 
-use super::{BESIDE, BLOCK, Fetching, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
-use crate::simd::{
-    Simd,
-    panels::{Panels, QuantisedBlock},
+use super::{BESIDE, BLOCK, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
+use crate::{
+    fetching::Fetching,
+    simd::{
+        Simd,
+        panels::{Panels, QuantisedBlock},
+    },
 };
 use bytemuck::must_cast;
 use kvas_gguf::Quant;

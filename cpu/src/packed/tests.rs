@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::{
+    fetching::Fetching,
     ops::panels::{PanelTimes, may_meet_pairs},
     simd::{
         Isa, Proof,

@@ -1,6 +1,7 @@
 //! Products with rows of plain floats: dot products of a tile of rows, and weighted sums of rows.
 
 use super::{Kernel, Simd, math};
+use crate::fetching;
 use std::marker::PhantomData;
 
 /// A number that is stored in rows of bytes and computed with as f32.
@@ -504,15 +505,14 @@ unsafe fn fold_strip<E: Stored, S: Simd, const W: usize, const V: usize>(
     }
 }
 
-/// How far ahead of where they are read states are fetched, in bytes: memory takes longer to answer than to be read. Into
-/// the second-level cache, which waits for more lines at a time than the first: with 36 layers of states, tokens took 0.65
+/// How far ahead of where they are read states are fetched, in bytes: memory takes longer to answer than to be read. With 36 layers of states, tokens took 0.65
 /// to 0.85 of the time on two cores of Zen 4, and as long as before on two of a Xeon whose caches hold them all.
 pub(crate) const AHEAD: usize = 6144;
 
 /// Fetches a part of `data`, as far as it goes.
 #[inline(always)]
 pub(crate) fn fetch<S: Simd>(simd: S, data: &[u8], part: std::ops::Range<usize>) {
-    lines(part.start..part.end.min(data.len()), |at| simd.prefetch_far(data.as_ptr().wrapping_add(at)));
+    fetch_lines(simd, data.as_ptr(), part.start..part.end.min(data.len()));
 }
 
 /// Fetches a part of `data` and, where the part goes beyond its end, of what lies `distance` times its length behind it and
@@ -523,7 +523,17 @@ pub(crate) fn fetch_on<S: Simd>(simd: S, (data, distance): (&[u8], usize), part:
     fetch(simd, data, part.clone());
     if distance > 0 && part.end > len {
         let from = data.as_ptr().wrapping_add(distance * len);
-        lines(part.start.max(len) - len..(part.end - len).min(len), |at| simd.prefetch_far(from.wrapping_add(at)));
+        fetch_lines(simd, from, part.start.max(len) - len..(part.end - len).min(len));
+    }
+}
+
+/// Fetches every cache line of a part of what begins somewhere, which may be any memory.
+#[inline(always)]
+fn fetch_lines<S: Simd>(simd: S, from: *const u8, part: std::ops::Range<usize>) {
+    if fetching::states_come_near() {
+        lines(part, |at| simd.prefetch(from.wrapping_add(at)));
+    } else {
+        lines(part, |at| simd.prefetch_far(from.wrapping_add(at)));
     }
 }
 
