@@ -459,3 +459,21 @@ pub(super) fn finish_row<S: Simd>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panels_are_met_once_each_in_pairs_or_alone() {
+        for (all, in_pairs) in (0..9).flat_map(|all| [(all, true), (all, false)]) {
+            let met: Vec<_> = by_pairs(all, in_pairs).collect();
+            let mut numbers: Vec<_> =
+                met.iter().flat_map(|(number, other)| [Some(*number), *other]).flatten().collect();
+            numbers.sort_unstable();
+            assert_eq!(numbers, (0..all).collect::<Vec<_>>(), "{all} {in_pairs}");
+            let pairs = met.iter().filter(|(_, other)| other.is_some()).count();
+            assert_eq!(pairs, if in_pairs { all / 2 } else { 0 }, "{all}");
+        }
+    }
+}
