@@ -188,7 +188,7 @@ impl<E: Pairs> FloatTimes<'_, E> {
         panels: [Lines<'_>; W],
         at: usize,
     ) {
-        let (p, count, near) = (simd.panels(), panels[0].0.len(), self.fetching.near);
+        let (p, count, near) = (simd.panels(), panels[0].0.len(), self.fetching.of_group::<R>().near);
         let Piece { from, is_first, far } = *piece;
         let panels = panels.map(|(lines, behind)| (&lines[..count], behind));
         let mut x = [&[][..]; R];

@@ -1,6 +1,6 @@
 //! Packing of panels and their products.
 
-use super::{BESIDE, BLOCK, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
+use super::{BLOCK, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
 use crate::{
     fetching::Fetching,
     simd::{
@@ -220,8 +220,7 @@ impl<'a, L: Layout> Blocks<'a, L> {
     /// The next block; asks for what follows it, for `R` activations.
     #[inline(always)]
     pub(crate) fn next_fetching<S: Simd, const R: usize>(&mut self, simd: S, ahead: &Ahead) -> PanelBlock<'a> {
-        // Registers that hold distances are missing where many activations are multiplied.
-        let Fetching { near, far, .. } = if const { R > BESIDE } { Fetching::USUAL } else { ahead.fetching };
+        let Fetching { near, far, .. } = ahead.fetching.of_group::<R>();
         if self.lines.is_empty() {
             self.begin();
             for line in (0..if ahead.is_first { self.records.len() } else { 0 }).step_by(LINE) {

@@ -505,8 +505,9 @@ unsafe fn fold_strip<E: Stored, S: Simd, const W: usize, const V: usize>(
     }
 }
 
-/// How far ahead of where they are read states are fetched, in bytes: memory takes longer to answer than to be read. With 36 layers of states, tokens took 0.65
-/// to 0.85 of the time on two cores of Zen 4, and as long as before on two of a Xeon whose caches hold them all.
+/// How far ahead of where they are read states are fetched, in bytes: memory takes longer to answer than to be read. With 36 layers
+/// of states, tokens took 0.65 to 0.85 of the time on two cores of Zen 4, and as long as before on two of a Xeon whose caches hold them
+/// all.
 pub(crate) const AHEAD: usize = 6144;
 
 /// Fetches a part of `data`, as far as it goes.
