@@ -98,7 +98,7 @@ impl Machine {
         drop(uploader);
         let mut units = vec!["tables", "top_k"];
         for op in &program.ops {
-            units.extend(ops::units(&program, op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
+            units.extend(ops::units(&program, op, |weight: Weight| matrices[weight.0 as usize].quant, &limits, device));
         }
         units.sort_unstable();
         units.dedup();

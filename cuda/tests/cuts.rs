@@ -37,6 +37,19 @@ fn attention_of((heads, kv_heads, dim): (usize, usize, usize), policy: Policy) -
     (b.finish(out), vec![q, k, v], out)
 }
 
+/// Latent pages as wide as those of models.
+fn latent_attention(heads: usize) -> Subject {
+    let (key_dim, value_dim) = (576, 512);
+    let mut b = Build::default();
+    let (q, out) = (b.act("q", heads * key_dim), b.act("out", heads * value_dim));
+    let (k, v) = (b.act("k", key_dim - value_dim), b.act("v", value_dim));
+    let decl = PagesDecl { kv_heads: 1, key_dim, value_dim, layout: PageLayout::Latent, policy: Policy::Full };
+    let store = b.store(StoreDecl::Pages(decl));
+    b.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim, rope: None, store }));
+    b.op(Op::Attention(op::Attention { q, gate: None, heads, scale: 0.05, store, out }));
+    (b.finish(out), vec![q, k, v], out)
+}
+
 fn gated_delta(key_dim: usize, value_dim: usize, decay: Decay) -> Subject {
     let mut b = Build::default();
     let decl = StateDecl { key_heads: 2, value_heads: 4, key_dim, value_dim, decay };
@@ -152,6 +165,9 @@ fn prompts_may_be_cut_at_chunks() {
         ("attention q8_0", attention(KvType::Q8_0), KvType::Q8_0, StateType::F32),
         ("attention fp8", attention(KvType::F8), KvType::F8, StateType::F32),
         ("attention f32", attention(KvType::F32), KvType::F32, StateType::F32),
+        ("latent attention f16", latent_attention(5), KvType::F16, StateType::F32),
+        ("latent attention q8_0", latent_attention(5), KvType::Q8_0, StateType::F32),
+        ("latent attention bf16", latent_attention(5), KvType::Bf16, StateType::F32),
         ("gated delta", gated_delta(64, 40, Decay::PerHead), KvType::F16, StateType::F32),
         ("gated delta f16", gated_delta(64, 40, Decay::PerHead), KvType::F16, StateType::F16),
         ("mamba2", mamba2(24), KvType::F16, StateType::F32),
@@ -451,6 +467,9 @@ fn sequences_get_the_same_bits_in_a_crowd_with_attention() {
         let name = format!("{shape:?}");
         same_contexts_in_a_crowd(&attention_of(shape, Policy::Full), (&name, kv_type, 0), &contexts);
     }
+    for (heads, kv_type) in [(9, KvType::F16), (5, KvType::F8), (3, KvType::Bf16)] {
+        same_contexts_in_a_crowd(&latent_attention(heads), ("latent", kv_type, 0), &contexts);
+    }
 }
 
 /// Long contexts have parts that grow, so that no more of them are at work than there is room for. Four rows behind the first and the last but
@@ -465,6 +484,10 @@ fn sequences_get_the_same_bits_in_a_crowd_with_long_contexts() {
     ] {
         let contexts = [most - 2, 1, 9000, most, 2048, 3 * most / 2, most + most / 8 - 2, 12_345];
         same_contexts_in_a_crowd(&attention_of(shape, Policy::Full), (&format!("{shape:?}"), kv_type, 0), &contexts);
+    }
+    for (heads, kv_type) in [(3, KvType::F16), (2, KvType::Q8_0)] {
+        let contexts = [1022, 1, 4094, 32_766, 12_000, 40_000];
+        same_contexts_in_a_crowd(&latent_attention(heads), ("latent", kv_type, 0), &contexts);
     }
 }
 

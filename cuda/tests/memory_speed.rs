@@ -47,13 +47,16 @@ fn tables(device: &Arc<Device>, wanted: &dyn Fn(&str) -> bool) -> Result<(), Fai
     if wanted("decode_turns") {
         turns_table(device, copy)?;
     }
+    if wanted("latent") {
+        latent_table(device, copy)?;
+    }
     if wanted("prefill") {
         println!("prefill: heads, columns, pages, rows after context: us, TFLOP/s");
         for (heads, kv_heads, dim, rows, context) in
             [(32, 8, 128, 2048, 0), (32, 8, 128, 2048, 8192), (16, 2, 256, 2048, 8192), (32, 8, 64, 2048, 8192)]
         {
             for kv_type in [KvType::F16, KvType::Q8_0, KvType::F8] {
-                let shape = Shape { heads, kv_heads, dim, page_size: 16, kv_type };
+                let shape = Shape { heads, kv_heads, dim, latent: None, page_size: 16, kv_type };
                 let (seconds, _) = attention(device, shape, (1, context), rows)?;
                 let pairs = rows as f64 * (context as f64 + rows as f64 / 2.0);
                 let flops = 4.0 * heads as f64 * dim as f64 * pairs;
@@ -116,9 +119,54 @@ fn prompt_table(device: &Arc<Device>, kind: Kind) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Attention over latent pages, of 32 heads: tokens and prompts.
+fn latent_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
+    let of = |kv_type| Shape { heads: 32, kv_heads: 1, dim: 576, latent: Some(512), page_size: 16, kv_type };
+    println!("latent: pages, batch x context, rows: us, GB/s, share of the copy");
+    let decoded = [
+        (1, 500, 1),
+        (1, 2000, 1),
+        (1, 8192, 1),
+        (1, 32_768, 1),
+        (1, 131_072, 1),
+        (16, 8192, 1),
+        (64, 8192, 1),
+        (1, 8192, 4),
+    ];
+    for (kv_type, (batch, context, rows)) in
+        [KvType::F16, KvType::Q8_0, KvType::F8, KvType::Bf16].into_iter().flat_map(|t| decoded.map(|of| (t, of)))
+    {
+        let (seconds, bytes) = attention(device, of(kv_type), (batch, context), rows)?;
+        println!(
+            "latent {} {batch:>3} x {context:>6}, {rows}: {:>8.1} us {:>6.0} GB/s {:>5.1} %",
+            kv_type.name(),
+            seconds * 1e6,
+            bytes / seconds / 1e9,
+            100.0 * bytes / seconds / copy,
+        );
+    }
+    println!("latent prefill: pages, rows after context: us, TFLOP/s");
+    for (kv_type, (rows, context)) in [KvType::F16, KvType::Q8_0, KvType::F8, KvType::Bf16]
+        .into_iter()
+        .flat_map(|t| [(64, 8192), (512, 0), (2048, 0), (2048, 8192)].map(|of| (t, of)))
+    {
+        let (seconds, _) = attention(device, of(kv_type), (1, context), rows)?;
+        let pairs = rows as f64 * (context as f64 + rows as f64 / 2.0);
+        let flops = 2.0 * 32.0 * (576.0 + 512.0) * pairs;
+        println!(
+            "latent prefill {} {rows} after {context}: {:>8.1} us {:>6.1} TFLOP/s",
+            kv_type.name(),
+            seconds * 1e6,
+            flops / seconds / 1e12,
+        );
+    }
+    Ok(())
+}
+
 fn decode_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
     println!("decode: heads, columns, page size, type, batch x context, rows: us, GB/s, share of the copy");
-    let of = |heads, kv_heads, dim, page_size, kv_type| Shape { heads, kv_heads, dim, page_size, kv_type };
+    let of =
+        |heads, kv_heads, dim, page_size, kv_type| Shape { heads, kv_heads, dim, latent: None, page_size, kv_type };
     let llama = |page_size, kv_type| of(32, 8, 128, page_size, kv_type);
     for (shape, batch, context, rows) in [
         (llama(16, KvType::F16), 1, 128, 1),
@@ -349,6 +397,8 @@ struct Shape {
     heads: usize,
     kv_heads: usize,
     dim: usize,
+    /// Columns of values, which are the first ones of their keys.
+    latent: Option<usize>,
     page_size: usize,
     kv_type: KvType,
 }
@@ -361,12 +411,14 @@ fn attention(
     rows: usize,
 ) -> Result<(f64, f64), DeviceError> {
     const MOST_ROWS: usize = 2048;
-    let Shape { heads, kv_heads, dim, page_size, kv_type } = shape;
+    let Shape { heads, kv_heads, dim, latent, page_size, kv_type } = shape;
+    let value_dim = latent.unwrap_or(dim);
     let mut b = Build::default();
-    let (q, out) = (b.act("q", heads * dim), b.act("out", heads * dim));
-    let (k, v) = (b.act("k", kv_heads * dim), b.act("v", kv_heads * dim));
-    let layout = PageLayout::Separate;
-    let decl = PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout, policy: Policy::Full };
+    let (q, out) = (b.act("q", heads * dim), b.act("out", heads * value_dim));
+    let key_columns = latent.map_or(dim, |value_dim| dim - value_dim);
+    let (k, v) = (b.act("k", kv_heads * key_columns), b.act("v", kv_heads * value_dim));
+    let layout = if latent.is_some() { PageLayout::Latent } else { PageLayout::Separate };
+    let decl = PagesDecl { kv_heads, key_dim: dim, value_dim, layout, policy: Policy::Full };
     let store = b.store(StoreDecl::Pages(decl));
     let fill = Op::RopeStore(op::RopeStore { q, k, v, key_dim: dim, rope: None, store });
     let attend = Op::Attention(op::Attention { q, gate: None, heads, scale: 1.0 / (dim as f32).sqrt(), store, out });

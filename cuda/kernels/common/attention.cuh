@@ -47,7 +47,7 @@ struct Parts {
     u32 first_span;
     u32 first_row, end_row; // of the step: those that are meant
     u32 has_kv_tiles;         // parts are cut into subparts
-    u32 padding;
+    u32 of_block;             // parts that a block has one after the other, where pages are latent
 
     // Rows of a span that are meant.
     DEVICE u32 begin_in(const Span& span) const {
@@ -74,7 +74,19 @@ static constexpr u32 USUAL_PART = 512, MOST_PARTS = 128, MANY_HEADS = 8, BOUNDED
 static constexpr u32 LEAST_PART = 128, LEAST_KV_TILE = 32, MOST_KV_TILES = 64, MOST_BESIDE_SUMS = 48, PART_UNIT = 64;
 static constexpr u32 BLOCKS_AT_WORK = 384, WIDE_AT_WORK = 256, NARROW = 128;
 
+// Of latent pages, which all heads share: so many parts that one sequence has blocks enough, and so few that what they find is
+// not as much as what they read. `part` of src/ops/latent.rs.
+DEVICE u32 latent_part(u32 context, u32 most_parts) {
+    if (context <= 1024) return 64;
+    if (context <= 4096) return 128;
+    return context <= 32768 ? 256 : ceil_div(context, most_parts * PART_UNIT) * PART_UNIT;
+}
+
 DEVICE Cut Parts::cut(u32 context, const Pages& pages, bool has_sums) const {
+    if (pages.latent) {
+        const u32 length = latent_part(context, MOST_PARTS);
+        return {length, length};
+    }
     const u32 usual = pages.kv_heads < MANY_HEADS ? USUAL_PART / 2 : USUAL_PART;
     const bool is_bounded = has_sums && !has_kv_tiles;
     const u32 kv_tiles = has_sums ? MOST_BESIDE_SUMS : MOST_KV_TILES;

@@ -10,13 +10,6 @@
 // What a weight is at least taken to be where the largest of some is looked for.
 static constexpr float LEAST_WEIGHT = 1e-35f;
 
-// 2 to the power of something that is not positive; what is too small becomes 0.
-DEVICE float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 DEVICE float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

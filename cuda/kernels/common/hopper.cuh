@@ -107,15 +107,17 @@ PRODUCT_OF_REGISTERS(product_f16_transposed, "f16", 64, 128, 1, 64, 65, 66, 67, 
 PRODUCT_OF_REGISTERS(product_f16_transposed, "f16", 128, 256, 1, 128, 129, 130, 131, 132, 133)
 
 // The same with A in shared memory.
-#define PRODUCT_OF_SHARED(name, type, COUNT, WIDTH, A, B, ADDS)                                                        \
+#define PRODUCT_OF_SHARED(name, type, COUNT, WIDTH, TRANSPOSED, A, B, ADDS)                                            \
     DEVICE void name(float (&d)[COUNT], u64 a, u64 b, u32 adds) {                                                      \
         asm volatile("{.reg .pred p; setp.ne.b32 p, %" #ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #WIDTH           \
-                     "k16.f32." type "." type " {" UP_TO_##COUNT "}, %" #A ", %" #B ", p, 1, 1, 0, 0;}"                \
+                     "k16.f32." type "." type " {" UP_TO_##COUNT "}, %" #A ", %" #B ", p, 1, 1, 0, " #TRANSPOSED ";}"  \
                      : IN_OUT_##COUNT(d, 0)                                                                            \
                      : "l"(a), "l"(b), "r"(adds));                                                                     \
     }
-PRODUCT_OF_SHARED(product_f16, "f16", 32, 64, 32, 33, 34)
-PRODUCT_OF_SHARED(product_f16, "f16", 64, 128, 64, 65, 66)
-PRODUCT_OF_SHARED(product_bf16, "bf16", 128, 256, 128, 129, 130)
+PRODUCT_OF_SHARED(product_f16, "f16", 16, 32, 0, 16, 17, 18)
+PRODUCT_OF_SHARED(product_f16, "f16", 32, 64, 0, 32, 33, 34)
+PRODUCT_OF_SHARED(product_f16, "f16", 64, 128, 0, 64, 65, 66)
+PRODUCT_OF_SHARED(product_bf16, "bf16", 128, 256, 0, 128, 129, 130)
+PRODUCT_OF_SHARED(product_f16_transposed, "f16", 128, 256, 1, 128, 129, 130)
 
 #endif

@@ -70,10 +70,47 @@ template <u32 KV> struct Eight {
     }
 };
 
+// Eight elements of 8 bits over a power of two that none is larger than, and that power: exact. A scale times the power is about
+// the largest number of its row: in the range of f16 where the row is, which the scale alone need not be.
+template <u32 KV> struct Fractions;
+
+template <> struct Fractions<KV_Q8_0> {
+    static constexpr float UNIT = 128.0f;
+
+    DEVICE static void of(const uint2& x, u32 (&pairs)[4]) {
+        // 1024 + 128 + x in each half: over 128, less 9.
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 shifted = (i < 2 ? x.x : x.y) ^ 0x80808080u;
+            pairs[i] = fma_f16x2(permute(shifted, 0x64646464u, i % 2 == 0 ? 0x4140 : 0x4342), 0x20002000u, 0xc880c880u);
+        }
+    }
+};
+
+template <> struct Fractions<KV_F8> {
+    // Exponents of f16 count from 8 further down.
+    static constexpr float UNIT = 256.0f;
+
+    DEVICE static void of(const uint2& x, u32 (&pairs)[4]) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 apart = permute(i < 2 ? x.x : x.y, 0, i % 2 == 0 ? 0x1404 : 0x3424);
+            pairs[i] = (apart & 0x80008000u) | (apart >> 1 & 0x3f803f80u);
+        }
+    }
+};
+
 // A 8x8 matrix of 16-bit elements, a row to four lanes, transposed.
 DEVICE u32 transposed(u32 x) {
     u32 y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// 2 to the power of a number, zero where that is below the least normal one.
+DEVICE float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

@@ -4,7 +4,11 @@ use crate::{
     device::{Device, Ptr, failed},
     launch::USUAL_CLUSTER,
     machine::Machine,
-    ops::{flag, segments, slake},
+    ops::{
+        flag,
+        latent::{self, Latent},
+        segments, slake,
+    },
     shape::Held,
 };
 use kvas_backend::{
@@ -16,7 +20,7 @@ use std::ops::Range;
 /// `USUAL_PART`, `MOST_PARTS`, `MANY_HEADS`, `BOUNDED_PART`, `LEAST_PART`, `LEAST_KV_TILE`, `MOST_KV_TILES`, `MOST_BESIDE_SUMS`, `PART_UNIT`,
 /// `BLOCKS_AT_WORK`, `WIDE_AT_WORK` and `NARROW` of `kernels/common/attention.cuh`.
 const USUAL_PART: usize = 512;
-const MOST_PARTS: usize = 128;
+pub(super) const MOST_PARTS: usize = 128;
 const MANY_HEADS: usize = 8;
 pub(crate) const BOUNDED_PART: usize = 64;
 pub(crate) const LEAST_PART: usize = 128;
@@ -67,16 +71,17 @@ pub(crate) struct PartsView {
     first_row: u32,
     end_row: u32,
     has_kv_tiles: u32,
-    padding: u32,
+    pub(super) of_block: u32,
 }
 
 /// Files of kernels.
-pub(crate) fn units(decl: &PagesDecl, limits: &Limits) -> Vec<&'static str> {
+pub(crate) fn units(decl: &PagesDecl, limits: &Limits, device: &Device) -> Vec<&'static str> {
     let mut units = vec!["attention"];
     if let Some([bounded, decode, prefill]) = tile_units(limits.kv_type) {
         units.extend([decode, prefill]);
         units.extend(decl.policy.eviction().map(|_| bounded));
     }
+    units.extend(Latent::of(decl, limits, device).map(|latent| latent.unit));
     units.extend(decl.policy.slake().iter().flat_map(|_| slake::UNITS));
     if let Some(segments) = decl.policy.segments() {
         units.extend(segments::UNITS);
@@ -106,6 +111,8 @@ struct Cutting {
     has_kv_tiles: bool,
     /// Most parts of a context that is long.
     most_parts: usize,
+    /// Whether pages are latent, whose contexts are cut in a way of their own.
+    is_latent: bool,
 }
 
 /// Tokens of a part of a context, and of a KV tile.
@@ -121,7 +128,7 @@ impl Cutting {
         let has_kv_tiles = kv_type.scale_bytes() == 0 && tiles(decl, kv_type, page_size).is_some();
         let at_work = if decl.key_dim > NARROW { WIDE_AT_WORK } else { BLOCKS_AT_WORK };
         let most_parts = (at_work / decl.kv_heads).clamp(1, MOST_PARTS);
-        Self { usual, has_kv_tiles, most_parts }
+        Self { usual, has_kv_tiles, most_parts, is_latent: decl.layout == PageLayout::Latent }
     }
 
     /// Tokens from which on a context is long, and most parts of such a one.
@@ -134,6 +141,9 @@ impl Cutting {
 
     /// For a context of so many tokens.
     fn cut(self, context: usize, has_sums: bool) -> Cut {
+        if self.is_latent {
+            return Cut { part: latent::part(context), kv_tile: latent::part(context) };
+        }
         let (longest_short, most_parts) = self.long(has_sums);
         if context > longest_short {
             let least = if has_sums && !self.has_kv_tiles { BOUNDED_PART } else { self.usual };
@@ -162,6 +172,7 @@ impl Cutting {
         let (longest_short, most_parts) = self.long(has_sums);
         let cut = self.cut(context, has_sums);
         match self.has_kv_tiles {
+            _ if self.is_latent => latent::longest(context),
             _ if context > longest_short => cut.part * most_parts,
             true if cut.part < self.usual => cut.part,
             true if cut.kv_tile < cut.part / WARPS => cut.kv_tile * most_kv_tiles(has_sums),
@@ -185,7 +196,8 @@ pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limi
     let tokens = limits.most_held(program.page_stores());
     // One part more for what ends in the middle of one, and one for sums of what was evicted.
     let decl = program.pages(op.store);
-    let least = if decl.policy.eviction().is_some() { BOUNDED_PART } else { LEAST_PART };
+    let is_short = decl.policy.eviction().is_some() || decl.layout == PageLayout::Latent;
+    let least = if is_short { BOUNDED_PART } else { LEAST_PART };
     let row = row_bytes(op, decl.value_dim, tokens.div_ceil(least).min(MOST_PARTS) + 2);
     // All rows that are left over of a span come at once.
     let of_rows = (row * limits.rows).min(ENOUGH).max(row * CHUNK) + 16;
@@ -203,16 +215,16 @@ fn tiles(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Option<[&'stati
 
 /// Rows that are looked at in parts of their contexts, together.
 #[derive(Debug, Clone)]
-struct Few {
-    spans: Range<usize>,
+pub(super) struct Few {
+    pub(super) spans: Range<usize>,
     rows: Range<usize>,
     /// Most parts of a row.
-    parts: usize,
+    pub(super) parts: usize,
     /// Most KV tiles of a row, and most of what is told of them.
     kv_tiles: usize,
     told: usize,
     /// Most rows of a span.
-    most: usize,
+    pub(super) most: usize,
     /// Whether there are sums of what some of the sequences evicted.
     has_sums: bool,
 }
@@ -256,6 +268,14 @@ fn few_rows(
     groups
 }
 
+/// How rows are looked at: those that are left over of spans by kernels with matrix instructions of a file, or all rows one by one.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Tiles(&'static str),
+    Latent(Latent),
+    Any,
+}
+
 /// A cluster for every KV head, or for some queries of one, of a few rows.
 struct Together {
     /// What blocks tell of a row, sums of what was evicted included.
@@ -275,13 +295,18 @@ impl Machine {
         let pages = self.pages.kv_type();
         let bytes = |parts: usize| row_bytes(op, decl.value_dim, parts);
         let available = scratch_bytes(&self.program, op, &self.limits, &self.device) as usize - 16;
+        let cutting = Cutting::of(&decl, pages, self.limits.page_size);
+        let few = few_rows(self.held_spans(op.store), cutting, |parts| available / bytes(parts));
+        if let Some(latent) = Latent::of(&decl, &self.limits, &self.device) {
+            self.attend_latent_prompts(op, latent)?;
+            let view = self.attention_view(op);
+            return few.iter().try_for_each(|few| self.attend(op, (few, view), Way::Latent(latent)));
+        }
         let Some([bounded, decode, prefill]) = tiles(&decl, pages, self.limits.page_size) else {
             self.ask(op)?;
             let (view, all) = (self.attention_view(op), self.all_rows(op.store, available, bytes));
-            return all.iter().try_for_each(|few| self.attend(op, (few, view), None));
+            return all.iter().try_for_each(|few| self.attend(op, (few, view), Way::Any));
         };
-        let cutting = Cutting::of(&decl, pages, self.limits.page_size);
-        let few = few_rows(self.held_spans(op.store), cutting, |parts| available / bytes(parts));
         // What makes a part of what was evicted remembers the queries as well, if it meets all of them.
         let all_have_sums = self.held_spans(op.store).all(|(_, _, has_sums)| has_sums);
         let mut view = self.attention_view(op);
@@ -290,7 +315,8 @@ impl Machine {
             self.ask(op)?;
         }
         self.attend_prompts(op, prefill)?;
-        few.iter().try_for_each(|few| self.attend(op, (few, view), Some(if few.has_sums { bounded } else { decode })))
+        let way = |few: &Few| Way::Tiles(if few.has_sums { bounded } else { decode });
+        few.iter().try_for_each(|few| self.attend(op, (few, view), way(few)))
     }
 
     /// All rows, as many at a time as `available` bytes are enough for.
@@ -298,7 +324,8 @@ impl Machine {
         // A context has most parts just before they become longer.
         let tokens = self.held_spans(store).map(|(_, span, _)| (span.context + span.rows) as usize).max().unwrap_or(1);
         let has_sums = self.held_spans(store).any(|(_, _, has_sums)| has_sums);
-        let least = if has_sums { BOUNDED_PART } else { LEAST_PART };
+        let is_short = has_sums || self.program.pages(store).layout == PageLayout::Latent;
+        let least = if is_short { BOUNDED_PART } else { LEAST_PART };
         let parts = tokens.div_ceil(least).min(MOST_PARTS) + usize::from(has_sums);
         let (rows, at_once) = (self.step.tokens().len(), (available / bytes(parts)).max(1));
         let group = |first: usize| Few {
@@ -323,7 +350,7 @@ impl Machine {
         })
     }
 
-    fn attention_view(&self, op: &op::Attention) -> AttentionView {
+    pub(super) fn attention_view(&self, op: &op::Attention) -> AttentionView {
         AttentionView {
             q: self.act(op.q).0,
             gate: op.gate.map_or(Ptr::NULL, |gate| self.act(gate)).0,
@@ -390,14 +417,8 @@ impl Machine {
             .launch()
     }
 
-    /// Attention of some rows in parts of their contexts: those that are left over of spans, by kernels of `unit`, or,
-    /// without one, all rows one by one.
-    fn attend(
-        &self,
-        op: &op::Attention,
-        (few, view): (&Few, AttentionView),
-        unit: Option<&'static str>,
-    ) -> Result<(), DeviceError> {
+    /// Attention of some rows in parts of their contexts.
+    fn attend(&self, op: &op::Attention, (few, view): (&Few, AttentionView), way: Way) -> Result<(), DeviceError> {
         let decl = self.program.pages(op.store);
         let (pages, rows) = (self.pages.view(decl), few.rows.len());
         let queries = few.most * (op.heads / decl.kv_heads);
@@ -413,9 +434,14 @@ impl Machine {
             first_row: few.rows.start as u32,
             end_row: few.rows.end as u32,
             has_kv_tiles: flag(cutting.has_kv_tiles),
-            padding: 0,
+            of_block: 1,
         };
-        if let Some(unit) = unit {
+        if let Way::Latent(latent) = way {
+            self.attend_latent_parts(op, few, (view, parts), latent)?;
+            if few.parts == 1 {
+                return Ok(());
+            }
+        } else if let Way::Tiles(unit) = way {
             let spread = if together.is_some() { "_spread" } else { "" };
             let name = format!("{unit}{spread}_{}_{tiles}", decl.key_dim);
             let of_heads = decl.kv_heads * queries.div_ceil(8 * tiles);
@@ -490,7 +516,8 @@ mod tests {
             [false, true].into_iter().flat_map(move |kv_tiles| [(heads, kv_tiles, false), (heads, kv_tiles, true)])
         }) {
             let usual = if kv_heads < MANY_HEADS { 256 } else { 512 };
-            let cutting = Cutting { usual, has_kv_tiles, most_parts: (BLOCKS_AT_WORK / kv_heads).clamp(1, MOST_PARTS) };
+            let most_parts = (BLOCKS_AT_WORK / kv_heads).clamp(1, MOST_PARTS);
+            let cutting = Cutting { usual, has_kv_tiles, most_parts, is_latent: false };
             let mut longest = 0;
             for context in (1..2_000_000).step_by(997) {
                 let cut = cutting.cut(context, has_sums);
@@ -518,7 +545,7 @@ mod tests {
     #[test]
     fn rows_are_cut_as_they_are_alone() {
         let spans = [(7, 1), (2045, 6), (32_763, 9), (300, 20), (65_534, 4), (65_535, 15), (131_072, 3)];
-        let cutting = Cutting { usual: 256, has_kv_tiles: true, most_parts: 128 };
+        let cutting = Cutting { usual: 256, has_kv_tiles: true, most_parts: 128, is_latent: false };
         let mut first = 0;
         let spans: Vec<(usize, Span)> = spans
             .into_iter()

@@ -8,6 +8,7 @@ pub(crate) mod evict;
 pub(crate) mod experts;
 pub(crate) mod fusion;
 pub(crate) mod kernel;
+mod latent;
 pub(crate) mod narrow;
 pub(crate) mod norm;
 mod normed;
@@ -29,7 +30,13 @@ use kvas_backend::{Limits, Op, Program, Weight, op::Activation};
 use kvas_gguf::Quant;
 
 /// The files of kernels an op may launch from: loaded at `prepare`. `quant` is the format a weight has on the device.
-pub(crate) fn units(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant, limits: &Limits) -> Vec<&'static str> {
+pub(crate) fn units(
+    program: &Program,
+    op: &Op,
+    quant: impl Fn(Weight) -> Quant,
+    limits: &Limits,
+    device: &Device,
+) -> Vec<&'static str> {
     match op {
         Op::Embed(_) | Op::GatherRows(_) => vec!["rows"],
         Op::Norm(_) | Op::GatedNorm(_) => vec!["norm"],
@@ -43,7 +50,7 @@ pub(crate) fn units(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant,
         Op::ExpertLinear(op) => experts::units(&[quant(op.weight)]),
         Op::Route(_) => vec!["route"],
         Op::RopeStore(_) => vec!["pages"],
-        Op::Attention(op) => attention::units(program.pages(op.store), limits),
+        Op::Attention(op) => attention::units(program.pages(op.store), limits, device),
         Op::ReadMemory(_) => read_memory::UNITS.to_vec(),
         Op::CausalConv(_) | Op::ShortConv(_) => conv::units(),
         Op::GatedDelta(op) => recurrence::units(program, op.store, false, limits),

@@ -31,11 +31,16 @@ const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 18] = [
 ];
 
 /// As `ATTENTION`, for latent pages: nothing rotates, and there is one KV head as a rule.
-const LATENT: [(usize, usize, usize, usize, usize, usize, KvType); 8] = [
+const LATENT: [(usize, usize, usize, usize, usize, usize, KvType); 13] = [
     (3, 1, 40, 24, 0, 4, KvType::F32),
     (20, 1, 72, 64, 0, 16, KvType::F16),
     (4, 2, 33, 17, 0, 8, KvType::F16),
     (32, 1, 576, 512, 0, 16, KvType::F16),
+    (7, 1, 576, 512, 0, 16, KvType::F16),
+    (7, 1, 576, 512, 0, 32, KvType::Q8_0),
+    (6, 1, 576, 512, 0, 16, KvType::Bf16),
+    (5, 1, 576, 512, 0, 4, KvType::F8),
+    (6, 1, 576, 512, 0, 2, KvType::Q8_0),
     (4, 2, 33, 17, 0, 8, KvType::Q8_0),
     (9, 1, 72, 64, 0, 32, KvType::Q8_0),
     (4, 2, 33, 17, 0, 8, KvType::F8),
