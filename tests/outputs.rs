@@ -91,7 +91,11 @@ fn a_command_writes_over_nothing_that_it_reads() {
     assert_eq!(fails(&["imatrix", "-m", &model, "-f", STORY, "-o", &model]), same);
     assert_eq!(fails(&["adapter", &model, "assets/dense-16m.edgeinfinite", "-o", &model]), same);
     let error = fails(&["imatrix", "-m", &model, "-f", &story, "-o", &story]);
-    assert_eq!(error, format!("error: {story}: is the text that is read, expected another file"));
+    let read = format!("error: {story}: is the text that is read, expected another file");
+    assert_eq!(error, read);
+    for (flag, svg, expected) in [("--text", &story, &read), ("--recall", &story, &read), ("--text", &model, &same)] {
+        assert_eq!(fails(&["bench-op", "slake_quality", "-m", &model, flag, &story, "--svg", svg]), *expected);
+    }
     // Of folders it reads the files in them.
     let (checkpoint, gates) = (crate::temporary::folder(), crate::temporary::folder());
     for (from, to) in [("tests/data/goldens/qwen3", &checkpoint), ("assets/dense-16m.edgeinfinite", &gates)] {

@@ -9,7 +9,6 @@ use super::{
 use anyhow::{anyhow, bail};
 use clap::Args;
 use kvas::engine::{InputRow, matrix_inputs};
-use kvas_gguf::is_same_file;
 use kvas_tools::quantize::ImportanceMatrix;
 use std::path::PathBuf;
 
@@ -38,9 +37,7 @@ impl Imatrix {
         output::begin(&self.output)?;
         let model = device::open(&self.model)?;
         model.file.check_apart(&self.output)?;
-        if is_same_file(&self.file, &self.output) {
-            bail!("{}: is the text that is read, expected another file", self.output.display());
-        }
+        output::check_apart(&self.output, &self.file)?;
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
         let wanted = device::MemoryRequest::once(1, Some(windows[0].len()));
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;

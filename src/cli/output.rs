@@ -1,8 +1,8 @@
 //! Files that commands write: what cannot be one is refused before the work, and what is not complete is gone after a signal.
 
 use super::{INTERRUPTED, TERMINATED};
-use anyhow::Context;
-use kvas_gguf::{OutputFile, abandon_outputs, check_output, remove_abandoned};
+use anyhow::{Context, bail};
+use kvas_gguf::{OutputFile, abandon_outputs, check_output, is_same_file, remove_abandoned};
 use std::{
     io::Write,
     path::Path,
@@ -22,6 +22,14 @@ pub(crate) fn begin(out: &Path) -> anyhow::Result<()> {
     let mut listened = Ok(());
     LISTENING.call_once(|| listened = end_on_signal());
     listened.context("cannot listen for signals")
+}
+
+/// Refuses to write the file `out` over the text `read` that goes into it.
+pub(crate) fn check_apart(out: &Path, read: &Path) -> anyhow::Result<()> {
+    if is_same_file(read, out) {
+        bail!("{}: is the text that is read, expected another file", out.display());
+    }
+    Ok(())
 }
 
 /// Writes a file at once: another of this name stays until this one is complete.

@@ -141,6 +141,10 @@ impl SlakeQuality {
         let budgets = self.budgets.iter().map(|text| Budget::of(text)).collect::<anyhow::Result<Vec<_>>>()?;
         self.svg.as_deref().map_or(Ok(()), output::begin)?;
         let mut model = device::open(&self.model)?;
+        if let Some(svg) = &self.svg {
+            model.file.check_apart(svg)?;
+            self.text.iter().chain(&self.recall).try_for_each(|read| output::check_apart(svg, read))?;
+        }
         let (texts, questions) = (self.texts(&model)?, self.questions(&model)?);
         let items = || texts.iter().chain(&questions);
         let longest = items().map(|item| item.prompt.len() + item.rest.len()).max();
