@@ -330,3 +330,10 @@ fn flags_stand_in_the_place_of_what_a_file_recommends_in_vain() {
         assert_eq!(stderr.matches("general.sampling").count(), 1, "{stderr}");
     }
 }
+
+#[test]
+fn what_is_wrong_with_samplers_is_said_by_their_flag() {
+    let error = fails(&["run", "-p", "Once", "--samplers", "top_k;foo"]);
+    let flag = r#"error: --samplers: unknown sampler "foo", expected some of penalties (e), "#;
+    assert!(error.starts_with(flag), "{error}");
+}

@@ -436,7 +436,7 @@ impl SamplingFlags {
             params.logit_bias = self.logit_bias.iter().map(|text| bias(text)).collect::<Result<_, _>>()?;
         }
         if let Some(samplers) = &self.samplers {
-            params.samplers = parse_samplers(samplers).context("--samplers")?;
+            params.samplers = parse_samplers(samplers).map_err(by_flag)?;
         }
         params.validate().map_err(by_flag)?;
         Ok(params)
@@ -445,6 +445,10 @@ impl SamplingFlags {
 
 /// What is wrong with a parameter, by the name it has on the command line.
 fn by_flag(error: SamplingError) -> anyhow::Error {
+    if let SamplingError::UnknownSampler { .. } = error {
+        // It begins with the name that requests have for the flag.
+        return anyhow!("--{error}");
+    }
     let SamplingError::Range { field, found, expected } = &error else { return error.into() };
     let flag = match *field {
         "temperature" => "temp",
