@@ -348,3 +348,17 @@ fn the_log_says_why_a_prefix_is_not_kept() {
     assert_eq!(said(), 1, "{}", server.said());
     std::fs::remove_file(&folder).unwrap();
 }
+
+/// A server without room for a prompt and an answer would refuse whatever it was asked.
+#[test]
+fn a_context_without_room_for_an_answer_is_refused_at_the_start() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    command.args(["serve", "--device", "cpu", "--port", "0", "-m", MODEL, "-c", "1"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let said: Vec<String> = lines.take_while(|line| !line.contains("listening on")).collect();
+    let _ = child.kill();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{said:?}");
+    assert!(said.join("\n").contains("-c 1, expected a context of at least 2 tokens"), "{said:?}");
+    drop(Process::start(&["-m", MODEL, "-c", "2", "--parallel", "1"]));
+}

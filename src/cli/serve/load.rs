@@ -29,6 +29,9 @@ const _: () = assert!(SCORED >= kvas_backend::MOST_GRAIN, "prompts are cut there
 /// Tokens drafted for all requests in one step: the logits of each are kept beside those of the others.
 const MOST_DRAFTED: usize = 96;
 
+/// Tokens of a context that has room for a prompt and an answer.
+const LEAST_CONTEXT: usize = 2;
+
 /// What a server asks of the memory that serves so many requests at once.
 pub(crate) fn wanted(parallel: usize, drafts: &DraftFlags) -> device::MemoryRequest {
     device::MemoryRequest {
@@ -108,6 +111,9 @@ impl FromFlags {
     fn open(&self, name: &str, room: MemoryDemand) -> anyhow::Result<Loaded> {
         let known = self.files.iter().find(|(known, _)| known == name).context("a name of no model")?;
         let flags = ModelFlags { model: known.1.clone(), run: self.run.clone() };
+        if flags.run.context().is_some_and(|tokens| tokens < LEAST_CONTEXT) {
+            bail!("-c 1, expected a context of at least {LEAST_CONTEXT} tokens: one of a prompt and one of its answer");
+        }
         let mut model = device::open(&flags)?;
         let bound = self.policy.apply(&mut model, &flags)?;
         let template = match &self.template {
