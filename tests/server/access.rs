@@ -112,7 +112,7 @@ fn keys_come_from_a_file() {
     let folder = temporary.path().join("keys");
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("keys");
-    std::fs::write(&file, "\u{feff}zeroth\n  first \n# old\nsecond\n#third\n\n").unwrap();
+    std::fs::write(&file, "\u{feff}zeroth\n  first \n# old\nsecond\t # whose it is\n#third\nfo#urth#\n\n").unwrap();
     let keys = file.to_str().unwrap();
     let server = Process::start(&["-m", MODEL, "-c", "128", "--parallel", "1", "--api-key-file", keys]);
     let address = server.address;
@@ -125,16 +125,19 @@ fn keys_come_from_a_file() {
         "Bearer zeroth",
         "Bearer first",
         "Bearer second",
+        "Bearer fo#urth#",
         "Bearer ",
         "Bearer # old",
         "Bearer #third",
+        "Bearer second\t # whose it is",
+        "Bearer fo",
         "first",
         "Basic first",
         "Bearer first\u{e9}",
     ]
     .map(ask);
     std::fs::remove_dir_all(&folder).unwrap();
-    assert_eq!(statuses, [200, 200, 200, 401, 401, 401, 401, 401, 401]);
+    assert_eq!(statuses, [200, 200, 200, 200, 401, 401, 401, 401, 401, 401, 401, 401]);
 }
 
 /// What is on disk would serve whoever has any key.

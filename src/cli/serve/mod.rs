@@ -76,7 +76,7 @@ pub(crate) struct Serve {
     /// A key that clients must send; may be given several times
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
-    /// A file with such keys, one a line; lines that begin with # are none
+    /// A file with such keys, one a line; # at the beginning of a line or behind a space begins a comment
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Let requests begin with what was read for another key
@@ -205,11 +205,9 @@ impl Serve {
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
             let text = input::text(path, path.display())?;
-            // A key that is no longer one is often left there behind a #.
-            let is_key = |line: &&str| !line.is_empty() && !line.starts_with('#');
-            keys.extend(text.lines().map(str::trim).filter(is_key).map(str::to_string));
+            keys.extend(text.lines().map(key_of).filter(|key| !key.is_empty()).map(str::to_string));
             if keys.is_empty() {
-                bail!("{}: no keys, expected one a line; lines that begin with # are none", path.display());
+                bail!("{}: no keys, expected one a line; # begins a comment", path.display());
             }
         }
         Ok(keys)
@@ -223,4 +221,12 @@ impl Serve {
         listener.set_nonblocking(true).with_context(what)?;
         Ok(listener)
     }
+}
+
+/// The key of a line, without the comment that `#` begins as in a shell: a key that is no longer one is often left behind
+/// it, and behind a key is whose it is. A `#` in the middle of a word is part of the key.
+fn key_of(line: &str) -> &str {
+    let is_comment = |at: usize| line[..at].chars().next_back().is_none_or(char::is_whitespace);
+    let comment = line.match_indices('#').map(|(at, _)| at).find(|at| is_comment(*at));
+    line[..comment.unwrap_or(line.len())].trim()
 }
