@@ -57,6 +57,13 @@ fn without_controls(text: &str) -> Cow<'_, str> {
     text.chars().filter_map(sign).collect::<String>().into()
 }
 
+/// Whether people look at a stream, and may be shown colours (no-color.org).
+pub fn is_coloured(stream: &impl IsTerminal) -> bool {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let is_plain = variable("NO_COLOR").is_some() || variable("TERM").is_some_and(|term| term == "dumb");
+    stream.is_terminal() && !is_plain
+}
+
 /// Says something on stderr. Who started us may have stopped listening; that must not end what we do.
 pub fn note(text: Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{text}");

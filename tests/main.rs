@@ -6,6 +6,7 @@ mod behind;
 mod bench_op;
 mod bundled;
 mod chat;
+mod colours;
 mod commands;
 mod constrained;
 mod convert;

@@ -17,6 +17,7 @@ use kvas::{
     policy::{BoundedLayers, EvictionPolicy},
     repl::{Colour, ExitReason, KnownPolicy, Policies, Repl, ReplSettings, Sizes},
     session::{ModelId, VersionGuard},
+    stdio::is_coloured,
     text::ChatTemplate,
 };
 use kvas_backend::Program;
@@ -204,7 +205,9 @@ impl Table<'_> {
         let engine = Engine::start(runner, config);
         let (tokenizer, template) = (model.tokenizer.clone(), self.template.clone());
         let chat = Conversation::new(engine, tokenizer, template, self.settings.clone()).map_err(fail)?;
-        let colour = if is_coloured() { Colour::On } else { Colour::Off };
+        // Answers and what is said of them alternate.
+        let is_coloured = is_coloured(&std::io::stdout()) && is_coloured(&std::io::stderr());
+        let colour = if is_coloured { Colour::On } else { Colour::Off };
         let layout = BoundedLayers::prepared(&model.program, &limits);
         let policies = Policies { known: self.known.clone(), prepared: policy.flags.kind(), bound, layout };
         let (history, model, session) = (history(), self.id.clone(), self.claim.clone());
@@ -247,13 +250,6 @@ impl Table<'_> {
 
 fn fail(what: String) -> anyhow::Error {
     anyhow!(what)
-}
-
-/// Whether people look at all of it, and may be shown colours (no-color.org).
-fn is_coloured() -> bool {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let is_shown = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
-    is_shown && variable("NO_COLOR").is_none() && variable("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Ends an engine and waits until its memory is given back; the conversation that was held over it.

@@ -32,11 +32,9 @@ mod serve;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
+use kvas::stdio::is_coloured;
 pub(crate) use kvas::stdio::{Stdout, note, print};
-use std::{
-    ffi::OsString,
-    io::{IsTerminal, Write},
-};
+use std::{ffi::OsString, io::Write};
 
 /// A local runtime for hybrid language models.
 #[derive(Debug, Parser)]
@@ -124,7 +122,7 @@ fn tell(instead: &clap::Error) -> anyhow::Result<u8> {
     let text = instead.render();
     if instead.use_stderr() {
         let _ = instead.print();
-    } else if std::io::stdout().is_terminal() {
+    } else if is_coloured(&std::io::stdout()) {
         write!(Stdout, "{}", text.ansi())?;
     } else {
         write!(Stdout, "{text}")?;

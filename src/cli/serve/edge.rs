@@ -3,9 +3,11 @@
 use crate::cli::{INTERRUPTED, note};
 use anyhow::{Context, anyhow};
 use axum_server::{Handle, tls_rustls::RustlsConfig};
-use kvas::server::{Server, Timeouts, listen, router};
+use kvas::{
+    server::{Server, Timeouts, listen, router},
+    stdio::is_coloured,
+};
 use std::{
-    io::IsTerminal,
     net::{SocketAddr, TcpListener},
     path::PathBuf,
     sync::Arc,
@@ -114,8 +116,8 @@ pub(super) fn log(json: bool, verbose: bool) -> anyhow::Result<()> {
         Ok(text) => EnvFilter::try_new(&text).with_context(|| format!("KVAS_LOG={text}"))?,
         Err(_) => EnvFilter::new(default),
     };
-    let colour = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = log.with_ansi(is_coloured(&std::io::stderr()));
     // It would say that it cannot say something, and panic.
     let log = log.log_internal_errors(false);
     let set = if json { log.json().try_init() } else { log.compact().try_init() };
