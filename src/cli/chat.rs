@@ -4,7 +4,8 @@ use super::{
     INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
     flags::{MOST_PREDICTED, ModelFlags, OffloadFlags, REPLAY_WINDOW, SamplingFlags, TemplateFlags},
-    note, output,
+    note,
+    output::{self, Second},
     policy::PolicyFlags,
 };
 use anyhow::anyhow;
@@ -131,7 +132,9 @@ impl Chat {
             None => model.template()?,
         };
         let (plain, layers) = (model.program.clone(), model.spec.layers.len());
-        let (id, interrupted) = (ModelId::of(&model.file), output::interruptible()?);
+        // Of what is typed elsewhere nobody watches what is said.
+        let second = if std::io::stdin().is_terminal() { Second::Warns } else { Second::Ends };
+        let (id, interrupted) = (ModelId::of(&model.file), output::interruptible(second)?);
         let known = self.policy.known(model, &self.model);
         let claim = self.session.as_deref().map(VersionGuard::new);
         Ok(Table { flags: self, plain, layers, known, template, settings, id, claim, interrupted })

@@ -5,7 +5,8 @@ use super::{
     drafts::{DraftFlags, Prepared},
     flags::{MOST_PREDICTED, ModelFlags, SamplingFlags, TemplateFlags},
     grammar::GrammarFlags,
-    note, output,
+    note,
+    output::{self, Second},
     policy::PolicyFlags,
     print,
     score::check_ids,
@@ -184,7 +185,7 @@ impl Run {
             constraint,
             ..Request::new(prompt.clone(), sampler(&params, &model.tokenizer).map_err(fail)?)
         };
-        let interrupted = output::interruptible()?;
+        let interrupted = output::interruptible(Second::Ends)?;
         interrupted.store(false, Ordering::Relaxed);
         let ends = Ends {
             stop_strings: self.reverse_prompt.clone(),

@@ -126,7 +126,7 @@ struct Failed {
 
 impl Repl {
     /// A terminal over a conversation. `interrupted` is set by whoever hears of Ctrl-C during an answer, and ends the
-    /// program if it is set already.
+    /// program, or warns before it does, if it is set already.
     pub fn new(chat: Chat, settings: ReplSettings, interrupted: Arc<AtomicBool>) -> Self {
         let (last, width, greeting, failed) = (None, None, Vec::new(), Failed::default());
         Self { chat, settings, interrupted, last, width, greeting, failed }
