@@ -64,12 +64,18 @@ pub fn is_coloured(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !is_plain
 }
 
-/// Says something on stderr. Who started us may have stopped listening; that must not end what we do.
+/// Says something on stderr, where a terminal is not to obey it: there are names of files in it, and of what is in them. Who
+/// started us may have stopped listening; that must not end what we do.
 pub fn note(text: Arguments<'_>) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    aside(&format!("{text}\n"));
 }
 
-/// Shows a part of what a model said that is no part of its answer: on stderr, at once.
+/// Says something on stderr in a dim colour.
+pub fn dim_note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "\x1b[2m{}\x1b[0m", without_controls(text));
+}
+
+/// Shows what somebody else wrote that is no part of an answer: on stderr, at once.
 pub fn aside(text: &str) {
     let mut out = std::io::stderr();
     let text = if out.is_terminal() { without_controls(text) } else { text.into() };

@@ -1,4 +1,4 @@
-//! What a terminal is shown that wants no colours (no-color.org), and one that has none.
+//! What a terminal is shown: colours if it wants them (no-color.org) and has them, and nothing that it would obey.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -36,4 +36,12 @@ fn help_and_a_log_have_colours_for_who_wants_them() {
             assert_eq!(shown.contains('\x1b'), has_colours, "{variables:?}: {shown:?}");
         }
     }
+}
+
+/// Whoever made a file has chosen the names in it, and they stand in errors.
+#[test]
+fn a_terminal_obeys_no_error() {
+    let wrong = format!("'{}' inspect '\x1b[31mno\x07ne'; echo", env!("CARGO_BIN_EXE_kvas"));
+    let Some(shown) = shown(&wrong, "os error", ["", "xterm"]) else { return };
+    assert!(shown.starts_with("error: ␛[31mno␇ne: ") && !shown.contains(['\x1b', '\x07']), "{shown:?}");
 }

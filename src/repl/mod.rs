@@ -18,7 +18,7 @@ use crate::{
     memory::{PoolUsage, Usage},
     scheduler::Finish,
     session::{ModelId, VersionGuard},
-    stdio::{note, print},
+    stdio::{dim_note, note, print},
 };
 use command::{COMMANDS, Command, Input, numbered, parse, path};
 use draw::Canvas;
@@ -303,7 +303,7 @@ impl Repl {
     fn note(&self, text: &str) {
         let text = wrapped(text, self.columns().filter(|_| io::stderr().is_terminal()));
         match self.settings.colour {
-            Colour::On => note(format_args!("\x1b[2m{text}\x1b[0m")),
+            Colour::On => dim_note(&text),
             Colour::Off => note(format_args!("{text}")),
         }
     }
