@@ -337,3 +337,11 @@ fn what_is_wrong_with_samplers_is_said_by_their_flag() {
     let flag = r#"error: --samplers: unknown sampler "foo", expected some of penalties (e), "#;
     assert!(error.starts_with(flag), "{error}");
 }
+
+#[test]
+fn snapshots_that_memory_has_no_room_for_are_blamed_for_it() {
+    for command in [&["chat"][..], &["serve", "--port", "0"]] {
+        let error = fails(&[command, &["--device", "cpu", "--snapshot-host", "1000000"]].concat());
+        assert!(error.starts_with("error: --snapshot-host 1000000, expected at most the "), "{error}");
+    }
+}

@@ -351,7 +351,7 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: MemoryRe
 }
 
 /// Most of the memory there is: the rest of the system wants some too.
-fn available_bytes() -> u64 {
+pub(super) fn available_bytes() -> u64 {
     kvas_cpu::available_memory().map_or(u64::MAX, |bytes| bytes / 10 * 9)
 }
 

@@ -3,6 +3,7 @@
 use super::input;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
+use indicatif::HumanBytes;
 use kvas::{
     model::{Model, bundled},
     sampling::{SamplerParams, SamplingError, parse_samplers},
@@ -266,10 +267,13 @@ impl TemplateFlags {
 impl OffloadFlags {
     /// Bytes of the host's memory that are set aside.
     pub(crate) fn host_bytes(&self, compute: &ComputeFlags) -> anyhow::Result<u64> {
-        match self.snapshot_host {
-            Some(gibibytes) => Ok(u64::from(gibibytes) << 30),
-            None => super::device::spare_host_bytes(compute),
+        let Some(gibibytes) = self.snapshot_host else { return super::device::spare_host_bytes(compute) };
+        let (bytes, available) = (u64::from(gibibytes) << 30, super::device::available_bytes());
+        if bytes > available {
+            // The model would be refused for want of memory, and its own flags be blamed.
+            bail!("--snapshot-host {gibibytes}, expected at most the {} that are available", HumanBytes(available));
         }
+        Ok(bytes)
     }
 
     /// Whether there is a folder for them.
