@@ -362,3 +362,14 @@ fn a_context_without_room_for_an_answer_is_refused_at_the_start() {
     assert!(said.join("\n").contains("-c 1, expected a context of at least 2 tokens"), "{said:?}");
     drop(Process::start(&["-m", MODEL, "-c", "2", "--parallel", "1"]));
 }
+
+/// As of a variable of the environment that has no value.
+#[test]
+fn a_model_has_a_name_that_clients_can_say() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    // The certificate is none: a server would not start either.
+    command.args(["serve", "--port", "0", "-m", MODEL, "--ssl-cert-file", MODEL, "--ssl-key-file", MODEL]);
+    let refused = command.env("KVAS_ALIAS", "").output().unwrap();
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(1) && error.starts_with("error: KVAS_ALIAS: "), "{error}");
+}

@@ -11,7 +11,7 @@ use super::{
     policy::PolicyFlags,
 };
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use edge::{Edge, FAREWELL, Tls};
 use kvas::{
     model::bundled,
@@ -59,7 +59,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
     /// Name of the model for clients, if there is one model [default: the file's name]
-    #[arg(short, long, value_name = "NAME")]
+    #[arg(short, long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     alias: Option<String>,
     /// Certificate for HTTPS, in PEM
     #[arg(long, value_name = "FILE", requires = "ssl_key_file")]
