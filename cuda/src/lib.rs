@@ -101,7 +101,7 @@ impl Cuda {
     fn machine(&mut self) -> &mut Machine {
         let machine = self.products();
         // What is asked for may write activations or the scratch.
-        machine.staged = None;
+        (machine.staged, machine.grouped) = (None, None);
         machine
     }
 

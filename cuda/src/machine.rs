@@ -7,7 +7,7 @@ use crate::{
     launch::Launch,
     ops::{
         self,
-        product::{Job, Staged},
+        product::{Grouped, Job, Staged},
     },
     pages::{Pages, frequencies},
     plan::Plan,
@@ -60,6 +60,8 @@ pub(crate) struct Machine {
     pub(crate) top_k: ops::top_k::TopKMemory,
     /// The activation that is in the scratch in 16 bits.
     pub(crate) staged: Option<Staged>,
+    /// The entries of experts whose order, and whose pieces of so many at most, are in the scratch.
+    pub(crate) grouped: Option<Grouped>,
     /// By op: whether it may run beside those before it ([`ops::beside`]).
     pub(crate) beside: Vec<bool>,
     /// By op: what is around it that it can make itself ([`ops::fusion`]).
@@ -131,6 +133,7 @@ impl Machine {
             cursors: Cursors::new(&program, &limits),
             top_k: ops::top_k::TopKMemory::new(device, &program, &limits)?,
             staged: None,
+            grouped: None,
             beside: ops::beside::beside(&program),
             fusion: ops::fusion::fusion(&program, device.capability() >= (9, 0)),
             joined: Vec::new(),

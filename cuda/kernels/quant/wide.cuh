@@ -39,11 +39,14 @@ DEVICE u32 load_4(Stage from) { return *reinterpret_cast<const u32*>(from.at); }
 
 // A cluster is two blocks with the same entries, of which each brings half for both; or, of matrices that are not cut into
 // enough blocks otherwise, PARTS blocks with the same rows as well, each with a segment of the columns.
-template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
+//
+// What a block does for a unit besides its products, most of it for the weights, takes as long as 100 entries and more. Where it has
+// few entries of an expert, two are at work at once: one goes on while the other waits.
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS = PARTS == 1 ? 1 : 2> struct Wide {
     static_assert(PARTS == 1 || (PARTS == SEGMENTS && WIDTH == 8 * PARTS));
     static constexpr u32 SHARING = PARTS == 1 ? 2 : 1, CLUSTER = SHARING * PARTS;
     // Blocks of a multiprocessor at once, and shared memory of each.
-    static constexpr u32 AT_ONCE = PARTS > 1 ? 2 : 1, SHARED = AT_ONCE == 2 ? 113 << 10 : 227 << 10;
+    static constexpr u32 AT_ONCE = BLOCKS, SHARED = AT_ONCE == 2 ? 113 << 10 : 227 << 10;
     static constexpr u32 TILES = 8, TILE = FORMAT::UNIT + FORMAT::SUPER, X = WIDTH * 128;
     static constexpr u32 STAGE = X + (TILES * TILE + 1023) / 1024 * 1024;
     static constexpr u32 ROWS_OF_BLOCK = 64 * MULTIPLIERS;
@@ -507,11 +510,11 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
 
 #include "quant/wide_end.cuh"
 
-template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> DEVICE void wide(const Job& job) {
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32... BLOCKS> DEVICE void wide(const Job& job) {
     extern __shared__ __align__(1024) u8 shared[];
     let_next_begin();
     wait_for_inputs();
-    Wide<FORMAT, WIDTH, GATED, PARTS>(job, shared).run();
+    Wide<FORMAT, WIDTH, GATED, PARTS, BLOCKS...>(job, shared).run();
 }
 
 #define WIDE_KERNEL(name, ...)                                                                              \
@@ -527,6 +530,10 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> DEVICE void wide(const
     WIDE_KERNEL(gated_wide_128_##name, FORMAT, 128, true, 1)          \
     WIDE_KERNEL(gated_wide_176_##name, FORMAT, 176, true, 1)          \
     WIDE_KERNEL(gated_wide_192_##name, FORMAT, 192, true, 1)          \
+    WIDE_KERNEL(experts_32_##name, FORMAT, 32, false, 1, 2)           \
+    WIDE_KERNEL(experts_64_##name, FORMAT, 64, false, 1, 2)           \
+    WIDE_KERNEL(gated_experts_32_##name, FORMAT, 32, true, 1, 2)      \
+    WIDE_KERNEL(gated_experts_64_##name, FORMAT, 64, true, 1, 2)      \
     WIDE_KERNEL(parts_64_##name, FORMAT, 64, false, SEGMENTS)         \
     WIDE_KERNEL(gated_parts_64_##name, FORMAT, 64, true, SEGMENTS)
 

@@ -2,8 +2,8 @@
 #pragma once
 
 // Adds up what is left of a lot, of which some is asked for before any of it is added.
-template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS>
-DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::put_left(u32 at, u32 left, u32 lot, float* to) const {
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS>
+DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS, BLOCKS>::put_left(u32 at, u32 left, u32 lot, float* to) const {
     constexpr u32 FOUR = 4 * 128 * MULTIPLIERS; // floats from four sums to the next
     const float* from = segment_left(at, 0) + lot * (LOT / 8) * FOUR;
     const u32 fours = min(LOT / 8, SUMS / 4 - lot * (LOT / 8));
@@ -26,9 +26,9 @@ DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::put_left(u32 at, u32 left, u32 lo
 }
 
 // Those of four rows of every eighth entry: `x` is the sums of products, or of what gates `with`, and becomes what they end with.
-template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS>
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS>
 template <u32 COUNT>
-DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::end_usual(float (&x)[4 * COUNT], const float (&with)[4 * COUNT],
+DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS, BLOCKS>::end_usual(float (&x)[4 * COUNT], const float (&with)[4 * COUNT],
                                                          const Entry* entry) const {
     float factor[COUNT];
 #pragma unroll
@@ -51,8 +51,8 @@ DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::end_usual(float (&x)[4 * COUNT], 
 // The end of a block goes lot by lot, in few instructions: they are seldom gone through, and have to be brought. A lane ends four
 // rows of some entries; warps that have a gate those of half of a lot, warps that have what it gates those of the other half.
 // What is there before of one lot is asked for while the one ahead ends.
-template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS>
-DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::finish(const float (&totals)[SUMS], u32 at, u32 left, const Entries& mine) const {
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS>
+DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS, BLOCKS>::finish(const float (&totals)[SUMS], u32 at, u32 left, const Entries& mine) const {
     const Block here = place(at);
     constexpr u32 AT_ONCE = LOT / 8 / (GATED ? 2 : 1), OF_WARP = LOT * ROW_OF_LOT;
     u32 thread = threadIdx.x;
@@ -123,8 +123,8 @@ DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::finish(const float (&totals)[SUMS
 
 // Every block sends its sums of eight entries to the block that ends them, and ends those of its own number. `turn`: how often
 // that has been done.
-template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS>
-DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::finish_parts(const float (&totals)[SUMS], const Block& here, u32 turn) const {
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS>
+DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS, BLOCKS>::finish_parts(const float (&totals)[SUMS], const Block& here, u32 turn) const {
     // By segment and thread.
     float* sent = reinterpret_cast<float*>(shared + STAGES * STAGE);
     constexpr u32 OF_SEGMENT = 128 * MULTIPLIERS * 4;
@@ -148,8 +148,8 @@ DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::finish_parts(const float (&totals
 }
 
 // Sum `i` of four, of the entry of this block that is `column(i)`th.
-template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS>
-DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::end_plain(const float* sent, const Block& here) const {
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS>
+DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS, BLOCKS>::end_plain(const float* sent, const Block& here) const {
     float sums[4] = {};
 #pragma unroll
     for (u32 part = 0; part < PARTS; ++part) {
@@ -165,8 +165,8 @@ DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::end_plain(const float* sent, cons
 }
 
 // The first warpgroup ends the upper rows of both, the second the lower ones.
-template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS>
-DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS>::end_gated(const float* sent, const Block& here) const {
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS>
+DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS, BLOCKS>::end_gated(const float* sent, const Block& here) const {
     const u32 half = threadIdx.x / 128 * 2;
     float gates[2] = {}, ups[2] = {};
 #pragma unroll

@@ -25,7 +25,9 @@ pub(crate) enum Kernel {
     Many(usize),
     /// The same with the instructions of compute capability 9.0: [`wide`].
     Wide(usize),
-    /// The same, with a block of a cluster for each segment and [`wide::PARTS`] entries.
+    /// The same for few entries of experts, with two blocks at work at once on a multiprocessor.
+    Experts(usize),
+    /// The same as [`Kernel::Wide`], with a block of a cluster for each segment and [`wide::PARTS`] entries.
     Parts,
 }
 
@@ -95,7 +97,8 @@ impl Kernel {
             | Self::Narrow(most)
             | Self::Some(most)
             | Self::Many(most)
-            | Self::Wide(most) => most,
+            | Self::Wide(most)
+            | Self::Experts(most) => most,
         }
     }
 }

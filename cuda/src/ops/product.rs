@@ -132,6 +132,14 @@ impl Multiply {
         let output = Output::Write;
         Self { x, weight, up, stacking, out, out_stride, column, bias, row_gate, activation, scale, output }
     }
+
+    /// The experts that rows chose, if it is a product with some.
+    fn experts(&self) -> Option<Act> {
+        match self.stacking {
+            Stacking::One | Stacking::Heads(_) => None,
+            Stacking::Experts(experts, _) | Stacking::ExpertParts(experts, _) => Some(experts),
+        }
+    }
 }
 
 /// How products want rows of activations in 16 bits.
@@ -159,6 +167,16 @@ pub(crate) struct Staged {
     columns: usize,
     /// Where they and their factors are.
     at: [Ptr; 2],
+}
+
+/// Entries of experts in their order, in pieces, in the scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Grouped {
+    experts: Act,
+    /// Entries, experts, and the most entries of a piece.
+    sizes: [usize; 3],
+    /// Where pieces and the order are.
+    at: [usize; 2],
 }
 
 /// Where the parts of the scratch of a product are. Sizes are those of the largest step.
@@ -237,6 +255,9 @@ pub(super) const THREADS: usize = 256;
 impl Machine {
     /// Runs a product.
     pub(crate) fn multiply(&mut self, op: &Op, of: &Multiply) -> Result<(), DeviceError> {
+        let listed = of.experts();
+        // What is staged for others may come in the place of the order of entries.
+        self.grouped = self.grouped.filter(|_| listed.is_some());
         let rows = self.rows(of.x);
         let matrix = self.matrix(of.weight);
         let parts = Parts::of(&self.program, op, &self.limits, &self.device);
@@ -244,10 +265,6 @@ impl Machine {
             Stacking::One => (1, 1),
             Stacking::Heads(heads) => (heads, heads),
             Stacking::Experts(experts, count) | Stacking::ExpertParts(experts, count) => (self.columns(experts), count),
-        };
-        let listed = match of.stacking {
-            Stacking::One | Stacking::Heads(_) => None,
-            Stacking::Experts(experts, _) | Stacking::ExpertParts(experts, _) => Some(experts),
         };
         let inputs_of_row = if matches!(of.stacking, Stacking::Experts(..)) { 1 } else { per_row };
         let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
@@ -314,11 +331,13 @@ impl Machine {
     /// the scratch, how many share an input, and how many pieces there may be.
     fn wanted(&self, kernel: Kernel, pieces: Option<([usize; 3], usize, usize)>) -> ActivationForm {
         match (kernel, pieces) {
-            (Kernel::Wide(most), Some((list, per_input, pieces))) => {
+            (Kernel::Wide(most) | Kernel::Experts(most), Some((list, per_input, pieces))) => {
                 let list = list.map(|part| self.scratch().at(part).0);
                 ActivationForm::Pieces { list, per_input, most: [pieces, most] }
             }
-            (Kernel::Wide(_), None) | (Kernel::Parts | Kernel::Narrow(_), _) => ActivationForm::Wide,
+            (Kernel::Wide(_) | Kernel::Experts(_), None) | (Kernel::Parts | Kernel::Narrow(_), _) => {
+                ActivationForm::Wide
+            }
             (Kernel::Ring(1), _) => ActivationForm::Floats,
             (
                 Kernel::Ring(_)
@@ -342,7 +361,7 @@ impl Machine {
             Stacking::Experts(..) | Stacking::ExpertParts(..)
                 if quant != Quant::F32 && rows > 1 && wide::takes_experts(device, usual) =>
             {
-                Kernel::Wide(wide::width_of_experts(quant, usual))
+                wide::of_experts(quant, usual)
             }
             Stacking::Experts(..) | Stacking::ExpertParts(..) => Kernel::of_experts(quant, rows, usual),
             Stacking::One | Stacking::Heads(_) if count == 1 && self.has_narrow(self.matrix(of.weight), rows) => {
@@ -404,7 +423,11 @@ impl Machine {
             Kernel::Many(most) => (format!("{gated}many_{most}_{suffix}"), rows_of_eight, stages(most)),
             Kernel::Wide(most) => {
                 let name = format!("{gated}wide_{most}_{suffix}");
-                return self.launch_wide((unit(quant), &name), is_gated, (job, y * z));
+                return self.launch_wide((unit(quant), &name), (is_gated, 1), (job, y * z));
+            }
+            Kernel::Experts(most) => {
+                let name = format!("{gated}experts_{most}_{suffix}");
+                return self.launch_wide((unit(quant), &name), (is_gated, 2), (job, y * z));
             }
             Kernel::Parts => {
                 let name = format!("{gated}parts_{}_{suffix}", wide::PARTS);
@@ -481,11 +504,17 @@ impl Machine {
 
     /// Sorts entries by their experts, and returns how many pieces of at most `most` there may be.
     fn group_entries(
-        &self,
+        &mut self,
         experts: Act,
         parts: &Parts,
         [entries, count, most]: [usize; 3],
     ) -> Result<usize, DeviceError> {
+        let pieces = experts::most_pieces(entries, count, most);
+        // Where products of the same experts follow each other, their order is there.
+        let grouped = Grouped { experts, sizes: [entries, count, most], at: [parts.pieces, parts.order] };
+        if self.grouped.replace(grouped) == Some(grouped) {
+            return Ok(pieces);
+        }
         let scratch = self.scratch();
         self.kernel("stage", "group_entries")?
             .early()
@@ -500,7 +529,7 @@ impl Machine {
             .arg(scratch.at(parts.pieces))
             .arg(scratch)
             .launch()?;
-        Ok(experts::most_pieces(entries, count, most))
+        Ok(pieces)
     }
 
     pub(crate) fn linear(&mut self, op: &op::Linear) -> Result<(), DeviceError> {

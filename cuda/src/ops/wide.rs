@@ -12,7 +12,7 @@ use kvas_gguf::Quant;
 /// Fewest rows for which they may be used.
 const LEAST_ROWS: usize = 17;
 /// Fewest entries of an expert, as a rule.
-const LEAST_OF_EXPERT: usize = 48;
+const LEAST_OF_EXPERT: usize = 3;
 /// Blocks that share their entries: `SHARING` of `kernels/quant/wide.cuh`.
 const CLUSTER: usize = 2;
 /// Threads of a block.
@@ -24,7 +24,9 @@ const SHARED_OF_TWO: usize = 113 << 10;
 pub const WIDTHS: [usize; 5] = [192, 176, 128, 96, 64];
 /// Of those the ones of gated products, and the ones for experts.
 const WIDTHS_OF_GATED: [usize; 4] = [192, 176, 128, 64];
-const WIDTHS_OF_EXPERTS: [usize; 2] = [192, 128];
+/// Kernels for experts, and how long they take for what others would take eight for: an H200, granite-4-h-tiny in Q4_K_M.
+const OF_EXPERTS: [(Kernel, usize); 4] =
+    [(Kernel::Wide(192), 8), (Kernel::Wide(128), 8), (Kernel::Experts(64), 5), (Kernel::Experts(32), 5)];
 /// Entries of a cluster with a block for each of [`SEGMENTS`] segments.
 pub(crate) const PARTS: usize = 64;
 
@@ -171,23 +173,28 @@ pub(crate) fn best(
 }
 
 /// The same for experts, of which some have more entries than the usual ones.
-pub(crate) fn width_of_experts(quant: Quant, usual: usize) -> usize {
+pub(crate) fn of_experts(quant: Quant, usual: usize) -> Kernel {
     let most = usual + 2 * usual.isqrt();
-    let time = |width: &usize| most.div_ceil(*width) * (width + besides(quant));
-    WIDTHS_OF_EXPERTS.into_iter().min_by_key(time).expect("there are some")
+    // Weights of 16 bits are not unpacked: one block has nothing to do for them while the other waits.
+    let share = |eighths: usize| if is_plain(quant) { 8 } else { eighths };
+    let time = |(kernel, eighths): &(Kernel, usize)| {
+        most.div_ceil(kernel.most()) * (kernel.most() + besides(quant)) * share(*eighths)
+    };
+    OF_EXPERTS.into_iter().min_by_key(time).expect("there are some").0
 }
 
 impl Machine {
-    /// Multiplies with the kernel `name` of `unit`: `pieces` are those of entries.
+    /// Multiplies with the kernel `name` of `unit`, of which a multiprocessor has so many blocks at once: `pieces` are those of
+    /// entries.
     pub(crate) fn launch_wide(
         &self,
         (unit, name): (&'static str, &str),
-        is_gated: bool,
+        (is_gated, at_once): (bool, usize),
         (job, pieces): (Job, usize),
     ) -> Result<(), DeviceError> {
         let clusters = job.rows().div_ceil(rows_of_cluster(is_gated)) * pieces;
-        let launch = self.kernel(unit, name)?.block(THREADS).shared(SHARED);
-        let multiprocessors = self.device.multiprocessors();
+        let launch = self.kernel(unit, name)?.block(THREADS).shared(if at_once == 1 { SHARED } else { SHARED_OF_TWO });
+        let multiprocessors = at_once * self.device.multiprocessors();
         let mut by = if job.has_pieces() { 1 } else { shared_by(clusters, multiprocessors) };
         if by > 1 {
             // They wait for each other.
@@ -261,6 +268,12 @@ mod tests {
 
     #[test]
     fn experts_take_few_pieces_that_are_nearly_full() {
-        assert_eq!([48, 100, 128, 200].map(|usual| width_of_experts(Quant::Bf16, usual)), [128, 128, 192, 128]);
+        let of = |usual| of_experts(Quant::Q4K, usual);
+        assert_eq!([3, 24, 25, 48].map(of), [32, 32, 64, 64].map(Kernel::Experts));
+        let of = |usual| of_experts(Quant::Bf16, usual);
+        assert_eq!(
+            [48, 100, 128, 200].map(of),
+            [Kernel::Experts(64), Kernel::Wide(128), Kernel::Wide(192), Kernel::Wide(128)]
+        );
     }
 }
