@@ -43,7 +43,7 @@ pub(crate) struct RunFlags {
     /// Tokens of context per sequence [default: as the model was trained, as far as memory allows]
     #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
     pub(crate) ctx_size: Option<u32>,
-    /// Most tokens read in one step
+    /// Most tokens read in one step: on a GPU 2048 read prompts faster, above all with experts, and others wait longer for a token
     #[arg(short = 'b', long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) batch_size: u32,
     /// Element type of cached keys [default: f16; f32 for a model of f32 weights]

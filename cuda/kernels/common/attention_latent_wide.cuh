@@ -3,7 +3,7 @@
 // prompts are f16, 11 bits. Of few rows they are two f16, 22 bits: a block has half as many queries, and the second term of one is
 // the row eight behind the first, so that the lane that has one result has the other.
 #pragma once
-#include "common/attention_latent.cuh"
+#include "common/attention_latent_narrow.cuh"
 #include "common/hopper.cuh"
 
 #ifdef HAS_WARPGROUPS
@@ -285,5 +285,13 @@ template <u32 KV, u32 TERMS> struct LatentWide : LatentRows<KV, 64> {
         }
     }
 };
+
+template <u32 KV> using LatentOfPrompts = LatentWide<KV, 1>;
+template <u32 KV> using LatentOfFew = LatentWide<KV, 2>;
+
+#else
+
+template <u32 KV> using LatentOfPrompts = LatentNarrow<KV>;
+template <u32 KV> using LatentOfFew = LatentNarrow<KV>;
 
 #endif
