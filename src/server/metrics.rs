@@ -200,10 +200,10 @@ impl Metrics {
         let registry = self.registry.get_mut().unwrap_or_else(PoisonError::into_inner);
         registry.register(
             "prompt_tokens",
-            "Prompt tokens of requests, reused ones included",
+            "Tokens of prompts, reused ones included, once for all answers to a prompt",
             self.prompt_tokens.clone(),
         );
-        registry.register("prefix_cache_hits", "Prompt tokens that were reused", self.cached_tokens.clone());
+        registry.register("prefix_cache_hits", "Those of them that were reused", self.cached_tokens.clone());
         registry.register("generation_tokens", "Tokens generated", self.generation_tokens.clone());
         registry.register("requests", "Requests that are over, by how they ended", self.requests.clone());
         registry.register("prefix_cache_misses", "Requests that read known tokens again, by why", self.misses.clone());
@@ -247,12 +247,17 @@ impl Metrics {
         gaps.get_or_create(&of).observe(gap.as_secs_f64());
     }
 
-    /// A request is over.
-    pub fn finished(&self, model: &str, reason: &str, timings: &Timings, (began, queued): (Instant, Duration)) {
+    /// A prompt was read, as far as its first answer did: what that keeps serves the others, which are told nothing of it.
+    pub fn prompt(&self, model: &str, timings: &Timings) {
         let of = Self::of(model);
         let prompt = timings.prompt_tokens + timings.cached_tokens;
         self.prompt_tokens.get_or_create(&of).inc_by(prompt as u64);
         self.cached_tokens.get_or_create(&of).inc_by(timings.cached_tokens as u64);
+    }
+
+    /// An answer is over.
+    pub fn finished(&self, model: &str, reason: &str, timings: &Timings, (began, queued): (Instant, Duration)) {
+        let of = Self::of(model);
         self.requests.get_or_create(&Self::with_reason(model, reason)).inc();
         if let Some(reason) = timings.miss.kind() {
             self.misses.get_or_create(&Self::with_reason(model, reason)).inc();

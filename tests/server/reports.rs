@@ -55,6 +55,29 @@ fn a_stream_tells_how_much_of_the_prompt_is_read() {
     }
 }
 
+/// However many answers there are to a prompt, it is read once, and counted once.
+#[test]
+fn prompts_are_counted_as_usage_counts_them() {
+    let host = Host::start(2, |_, _| {});
+    let mut usages = Vec::new();
+    let chat = json!({"messages": [{"role": "user", "content": "The fox"}], "n": 3, "max_tokens": 3});
+    usages.push(host.post("/v1/chat/completions", &chat).ok()["usage"].take());
+    for more in [json!({"n": 2}), json!({"n": 1, "best_of": 3})] {
+        let body = json!({"prompt": ["One hen", "Two foxes and a hen"], "max_tokens": 2});
+        usages.push(host.post("/v1/completions", &with(&body, &more)).ok()["usage"].take());
+    }
+    let text = host.get("/metrics").text();
+    let counted = |name: &str| {
+        let line =
+            text.lines().find_map(|line| line.strip_prefix(&format!("kvas_{name}_total{{model_name=\"tiny\"}} ")));
+        line.unwrap_or_else(|| panic!("{name}: {text}")).parse::<u64>().unwrap()
+    };
+    let sum = |path: &str| usages.iter().map(|usage| usage.pointer(path).unwrap().as_u64().unwrap()).sum::<u64>();
+    assert_eq!(counted("prompt_tokens"), sum("/prompt_tokens"));
+    assert_eq!(counted("prefix_cache_hits"), sum("/prompt_tokens_details/cached_tokens"));
+    assert_eq!(counted("generation_tokens"), sum("/completion_tokens"));
+}
+
 #[test]
 fn every_message_has_its_counts_and_timings() {
     let more = json!({

@@ -384,6 +384,9 @@ impl Answering {
         let read = timings.cached_tokens + timings.prompt_tokens;
         self.remember(read);
         let reason = if late { "timeout" } else { finish.name() };
+        if self.index == 0 {
+            self.server.metrics.prompt(&self.served.name, &timings);
+        }
         self.server.metrics.finished(&self.served.name, reason, &timings, (self.began, self.queued));
         let stop_string = self.stopped.map(|at| self.stop_strings[at].clone());
         let tokens = std::mem::take(&mut self.tokens);
