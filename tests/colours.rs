@@ -38,6 +38,14 @@ fn help_and_a_log_have_colours_for_who_wants_them() {
     }
 }
 
+/// It takes minutes on the reference.
+#[test]
+fn a_selftest_shows_how_far_it_is() {
+    let command = format!("'{}' selftest --device reference 'norm 3x33'", env!("CARGO_BIN_EXE_kvas"));
+    let Some(shown) = shown(&command, " passed", ["", "xterm"]) else { return };
+    assert!(shown.contains("reference: norm 3x33"), "{shown:?}");
+}
+
 /// Whoever made a file has chosen the names in it, and they stand in errors.
 #[test]
 fn a_terminal_obeys_no_error() {

@@ -1,4 +1,4 @@
-//! The bar that tools show while they write a file.
+//! What commands show of how far they are, where standard error is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kvas_tools::convert::ProgressFn;
@@ -15,4 +15,10 @@ pub(crate) fn tensors() -> (ProgressBar, ProgressFn) {
         shown.set_message(progress.tensor.to_string());
     });
     (bar, progress)
+}
+
+/// Counts questions, texts or cases.
+pub(crate) fn counter(what: &str, count: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {pos}/{len}").expect("the template is well formed");
+    ProgressBar::new(count as u64).with_style(style).with_message(what.to_string())
 }

@@ -4,6 +4,7 @@ use super::{
     device::Place,
     flags::{ComputeFlags, Device},
     print,
+    progress::counter,
 };
 use anyhow::bail;
 use clap::Args;
@@ -34,11 +35,16 @@ impl Selftest {
         let mut all_passed = true;
         for place in places {
             let mut table = Table::default();
-            for case in conformance::cases() {
-                if self.names.is_empty() || self.names.iter().any(|name| is_named(&case, name)) {
-                    table.run(&place.bounded(case), &|| place.backend(), &mut |_| {});
-                }
+            let is_wanted = |case: &Case| self.names.is_empty() || self.names.iter().any(|name| is_named(case, name));
+            let cases: Vec<Case> = conformance::cases().into_iter().filter(is_wanted).collect();
+            // The reference takes minutes for all of them.
+            let bar = counter(place.name(), cases.len());
+            for case in cases {
+                bar.set_message(format!("{}: {}", place.name(), case.name));
+                table.run(&place.bounded(case), &|| place.backend(), &mut |_| {});
+                bar.inc(1);
             }
+            bar.finish_and_clear();
             print(format_args!("{} ({})\n{table}\n", place.name(), place.describe()))?;
             let (passed, all) = table.counts();
             all_passed &= passed == all;

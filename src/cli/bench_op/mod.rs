@@ -24,6 +24,7 @@ mod spec_e2e;
 mod spec_ngram;
 mod vectors;
 
+use super::progress::counter;
 use clap::{Args, Subcommand};
 
 /// Measure one mechanism at a time
@@ -64,12 +65,6 @@ enum Op {
     #[command(name = "spec_ngram")]
     SpecNgram(spec_ngram::SpecNgram),
     Headlines(headlines::Headlines),
-}
-
-/// Counts questions and texts on standard error, where that is a terminal.
-fn counter(what: &str, count: usize) -> indicatif::ProgressBar {
-    let style = indicatif::ProgressStyle::with_template("{msg} {pos}/{len}").expect("the template is well formed");
-    indicatif::ProgressBar::new(count as u64).with_style(style).with_message(what.to_string())
 }
 
 impl BenchOp {
