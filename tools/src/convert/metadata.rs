@@ -88,6 +88,7 @@ fn check_count(key: &str, expression: &str, (count, settings): (usize, &Settings
     let most = match key {
         "context_length" => i32::MAX as usize,
         "expert_used_count" => settings.values.count("experts").context("config.json")?,
+        "rope.dimension_count" => return check_rotated(expression, (count, settings)),
         _ => return Ok(()),
     };
     // Models without experts use none.
@@ -95,6 +96,21 @@ fn check_count(key: &str, expression: &str, (count, settings): (usize, &Settings
         return Ok(());
     }
     bail!("config.json: {}, expected 1 to {most}", settings.values.said(expression))
+}
+
+/// Refuses to rotate none of the columns of a head, more than it has, or one without the other of its pair. Latent attention,
+/// whose heads have no such size, rotates columns of their own.
+fn check_rotated(expression: &str, (count, settings): (usize, &Settings)) -> Result<()> {
+    const HEAD: &str = "head_dim";
+    if !expression.starts_with(HEAD) {
+        return Ok(());
+    }
+    let most = settings.values.count(HEAD).context("config.json")?;
+    if (2..=most).contains(&count) && count.is_multiple_of(2) {
+        return Ok(());
+    }
+    let said = settings.values.said(expression);
+    bail!("config.json: {said}: {count} columns of a head are rotated, expected an even number from 2 to {most}")
 }
 
 fn expression(row: &KeyRow) -> &'static str {

@@ -132,13 +132,36 @@ fn settings_that_cannot_be_carried_are_refused() {
         ("layer_types", json!(["full_attention"]), "layer_types has 1 entries, expected one for each of the 2 layers"),
         ("layer_types", json!(["full_attention", "mamba"]), "layer_types[1] = \"mamba\", expected linear_attention or"),
         ("rope_parameters", json!({"rope_type": "llama3"}), "expected default, linear, yarn"),
-        ("rope_parameters", json!({"mrope_section": [1, "x"]}), "mrope_section = [1,\"x\"], expected up to four"),
+        (
+            "rope_parameters",
+            json!({"partial_rotary_factor": 0.5, "mrope_section": [1, "x"]}),
+            "mrope_section = [1,\"x\"], expected up to four",
+        ),
     ] {
         let before = std::mem::replace(&mut hybrid.config[key], value);
         let error = hybrid.error(&of(Quant::F32));
         assert!(error.starts_with("config.json: ") && error.contains(expected), "{error}");
         hybrid.config[key] = before;
     }
+}
+
+/// Readers of files rotate pairs of columns, at least one and no more than a head has.
+#[test]
+fn columns_to_rotate_that_a_head_has_not_are_refused() {
+    let mut hybrid = qwen35("model.");
+    let path = "rope_parameters.partial_rotary_factor";
+    for (factor, expected) in [
+        (0.0, format!("{path} = 0: 0 columns")),
+        (3.0, format!("head_dim = 4, {path} = 3: 12 columns")),
+        (0.25, format!("head_dim = 4, {path} = 0.25: 1 columns")),
+    ] {
+        hybrid.config["rope_parameters"]["partial_rotary_factor"] = json!(factor);
+        let error = hybrid.error(&of(Quant::F32));
+        let limits = "of a head are rotated, expected an even number from 2 to 4";
+        assert_eq!(error, format!("config.json: {expected} {limits}"));
+    }
+    hybrid.config["rope_parameters"]["partial_rotary_factor"] = json!(1);
+    assert_eq!(uint(&hybrid.f32(), "qwen35.rope.dimension_count"), 4);
 }
 
 #[test]
@@ -210,7 +233,7 @@ fn hostile_settings_never_panic() {
             fixture.write("config.json", &fixture.config.to_string());
             accepted += usize::from(plan(fixture.folder.path(), &of(Quant::F32)).is_ok());
         }
-        assert!(accepted > 10, "the changes are too wild to get far: {accepted}");
+        assert!(accepted > 5, "the changes are too wild to get far: {accepted}");
     }
 }
 

@@ -102,6 +102,45 @@ fn faults_of_tokenizer_json_are_named() {
     assert!(unigram.contains("the model is Unigram, expected a byte-level BPE"), "{unigram}");
 }
 
+/// A reader would take neither two tokens of one text nor merges of a token that is gone.
+#[test]
+fn added_tokens_with_the_id_or_the_text_of_another_are_refused() {
+    let fixture = llama();
+    let error = |key: &str, value: Json| {
+        let mut changed = tokenizer();
+        changed["added_tokens"][1][key] = value;
+        fixture.write("tokenizer.json", &changed.to_string());
+        fixture.error(&of(Quant::F32))
+    };
+    let at = "tokenizer.json: added_tokens: token";
+    let expected = "has the id 4, expected one of its own: \"ab\" has it";
+    assert_eq!(error("id", json!(4)), format!("{at} \"<think>\" {expected}"));
+    let expected = "has the id 8, expected one of its own: \"<|end|>\" has it";
+    assert_eq!(error("id", json!(8)), format!("{at} \"<think>\" {expected}"));
+    for (text, id) in [("ab", 4), ("<|end|>", 8)] {
+        let expected = format!("{at} {text:?} has the id 9, expected {id}, which it has already");
+        assert_eq!(error("content", json!(text)), expected);
+    }
+    // What the vocabulary has itself may be listed once more.
+    let mut changed = tokenizer();
+    changed["added_tokens"].as_array_mut().unwrap().push(json!({"id": 4, "content": "ab", "special": false}));
+    fixture.write("tokenizer.json", &changed.to_string());
+    assert_eq!(kinds(&fixture.f32())[4], 4);
+    remove(&fixture, "tokenizer.json");
+    std::fs::write(fixture.path("tokenizer.model"), sentencepiece(2, 1)).unwrap();
+    let settings = |id: u32, text: &str| {
+        let added = json!({"added_tokens_decoder": {id.to_string(): {"content": text}}});
+        fixture.write("tokenizer_config.json", &added.to_string());
+    };
+    settings(7, "a");
+    let expected =
+        "tokenizer_config.json: added_tokens_decoder: token \"a\" has the id 7, expected 5, which it has already";
+    assert_eq!(fixture.error(&of(Quant::F32)), expected);
+    // Pieces that a model was not trained with are given names this way.
+    settings(5, "<tool>");
+    assert_eq!(strings(&fixture.f32(), "tokenizer.ggml.tokens")[5], "<tool>");
+}
+
 #[test]
 fn special_tokens_come_from_the_first_file_that_names_them() {
     let fixture = llama();

@@ -40,6 +40,7 @@ pub(super) fn write(metadata: &mut Metadata, tokenizer: &Json, vocab: usize, giv
     };
     let mut tokens = Tokens::new("tokenizer.json", vocab);
     read_vocabulary(tokenizer, |text, id| tokens.set(id, text, Kind::Normal, 0.0))?;
+    tokens.file = "tokenizer.json: added_tokens";
     read_added(tokenizer, |text, id, special| tokens.add(id, text, special))?;
     let mut merges = Vec::new();
     read_merges(tokenizer, |left, right| {

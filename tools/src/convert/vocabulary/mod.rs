@@ -11,6 +11,7 @@ mod tiktoken;
 use super::json::{Json, read_file};
 use anyhow::{Result, bail};
 use kvas_gguf::{Metadata, Value};
+use std::collections::HashMap;
 use std::path::Path;
 
 /// How a reader has to treat a token.
@@ -26,9 +27,13 @@ enum Kind {
 
 /// A vocabulary being put together: every id up to the size of the embeddings has a text and a kind.
 struct Tokens {
-    /// File that the tokens come from, for messages.
+    /// File that the tokens come from, and the key in it where there are several, for messages.
     file: &'static str,
+    /// Whether added tokens may take the ids of others, as they do of the pieces of a SentencePiece model.
+    may_replace: bool,
     texts: Vec<Option<String>>,
+    /// Where the texts are, each of which a reader knows one token by.
+    ids: HashMap<String, usize>,
     kinds: Vec<Kind>,
     scores: Vec<f32>,
 }
@@ -41,14 +46,24 @@ const ADDED_SCORE: f32 = -1_000.0;
 impl Tokens {
     fn new(file: &'static str, vocab: usize) -> Tokens {
         let kinds = vec![Kind::Unused; vocab];
-        Tokens { file, texts: vec![None; vocab], kinds, scores: vec![UNUSED_SCORE; vocab] }
+        let (texts, scores) = (vec![None; vocab], vec![UNUSED_SCORE; vocab]);
+        Tokens { file, may_replace: false, texts, ids: HashMap::new(), kinds, scores }
     }
 
     fn set(&mut self, id: u64, text: &str, kind: Kind, score: f32) -> Result<()> {
         let Some(at) = usize::try_from(id).ok().filter(|&at| at < self.texts.len()) else {
             bail!("{}: token {text:?} has the id {id}, expected one below vocab_size {}", self.file, self.texts.len());
         };
-        self.texts[at] = Some(text.into());
+        if let Some(other) = self.ids.get(text).filter(|&&other| other != at) {
+            bail!("{}: token {text:?} has the id {id}, expected {other}, which it has already", self.file);
+        }
+        if let Some(before) = self.texts[at].replace(text.into()) {
+            self.ids.remove(&before);
+        }
+        // Readers make up a text of its own for a token that has none.
+        if !text.is_empty() {
+            self.ids.insert(text.into(), at);
+        }
         self.kinds[at] = kind;
         self.scores[at] = score;
         Ok(())
@@ -63,11 +78,16 @@ impl Tokens {
         {
             return Ok(());
         }
+        // SentencePiece writes spaces as U+2581; a user-defined token is matched in plain text.
+        let plain = text.replace('\u{2581}', " ");
+        let other = at.and_then(|at| self.texts[at].as_deref()).filter(|other| ![text, &plain].contains(other));
+        if let Some(other) = other.filter(|_| !self.may_replace) {
+            bail!("{}: token {text:?} has the id {id}, expected one of its own: {other:?} has it", self.file);
+        }
         if special || looks_special(text) {
             self.set(id, text, Kind::Control, ADDED_SCORE)
         } else {
-            // SentencePiece writes spaces as U+2581; a user-defined token is matched in plain text.
-            self.set(id, &text.replace('\u{2581}', " "), Kind::UserDefined, ADDED_SCORE)
+            self.set(id, &plain, Kind::UserDefined, ADDED_SCORE)
         }
     }
 

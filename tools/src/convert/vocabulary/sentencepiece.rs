@@ -184,6 +184,7 @@ pub(super) fn write(
     for (id, (text, score, kind)) in model.pieces.iter().enumerate() {
         tokens.set(id as u64, text, *kind, *score)?;
     }
+    tokens.may_replace = true;
     if let Some(listed) = Json::read(folder, "added_tokens.json")? {
         tokens.file = "added_tokens.json";
         for (text, id) in listed.root().as_object().into_iter().flatten() {
@@ -203,9 +204,9 @@ pub(super) fn write(
 
 /// The added tokens of tokenizer.json (a list) or of tokenizer_config.json (an object by id).
 fn add_all(tokens: &mut Tokens, file: &Json) -> Result<()> {
-    tokens.file = "tokenizer.json";
+    tokens.file = "tokenizer.json: added_tokens";
     bpe::read_added(file, |text, id, special| tokens.add(id, text, special))?;
-    tokens.file = "tokenizer_config.json";
+    tokens.file = "tokenizer_config.json: added_tokens_decoder";
     let decoder = file.get("added_tokens_decoder").and_then(|decoder| decoder.as_object());
     for (id, token) in decoder.into_iter().flatten() {
         match (id.parse(), token["content"].as_str()) {
@@ -250,6 +251,7 @@ pub(super) fn write_from_merges(metadata: &mut Metadata, tokenizer: &Json, vocab
             tokens.set(id, text, Kind::Normal, score)
         }
     })?;
+    tokens.file = "tokenizer.json: added_tokens";
     bpe::read_added(tokenizer, |text, id, special| tokens.add(id, text, special))?;
     tokens.write(metadata, "llama", "default");
     metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(adds_space(tokenizer)));

@@ -62,6 +62,7 @@ fn read(file: &[u8]) -> Result<HashMap<Vec<u8>, u32>> {
 fn read_added(settings: &Json, tokens: &mut Tokens) -> Result<()> {
     let path = "added_tokens_decoder";
     let Some(added) = settings.get(path) else { return Ok(()) };
+    tokens.file = "tokenizer_config.json: added_tokens_decoder";
     for (id, token) in added.as_object().into_iter().flatten() {
         match (id.parse(), token["content"].as_str()) {
             (Ok(id), Some(text)) => tokens.add(id, text, token["special"].as_bool().unwrap_or(false))?,
