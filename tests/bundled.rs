@@ -17,6 +17,16 @@ use std::{
 
 const CONTEXT: usize = 4096;
 
+/// By the name of the flag, not of what requests call it.
+#[test]
+fn a_bias_of_no_token_is_refused() {
+    let error = crate::commands::fails(&["run", "-p", "a", "-n", "1", "--device", "cpu", "-l", "5+1", "-l", "99999+1"]);
+    assert!(
+        error.starts_with("error: --logit-bias: token 99999, expected an id below the vocabulary size "),
+        "{error}"
+    );
+}
+
 /// Tokens between what is told and the question for it.
 const DISTANCE: usize = 1500;
 

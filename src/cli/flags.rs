@@ -382,7 +382,9 @@ impl SamplingFlags {
         let (params, passed_over) =
             model.sampling().unless(|field| self.gives(field)).map_err(|error| anyhow!("{file}: {error}"))?;
         passed_over.iter().for_each(|error| note(format_args!("{file}: {error}; not followed, for a flag says it")));
-        self.over(params)
+        let params = self.over(params)?;
+        params.check_tokens(model.spec.vocab).map_err(by_flag)?;
+        Ok(params)
     }
 
     /// Whether a parameter that models recommend was given.
@@ -452,6 +454,9 @@ fn by_flag(error: SamplingError) -> anyhow::Error {
     if let SamplingError::UnknownSampler { .. } = error {
         // It begins with the name that requests have for the flag.
         return anyhow!("--{error}");
+    }
+    if let SamplingError::Token { token, vocab, .. } = error {
+        return anyhow!("--logit-bias: token {token}, expected an id below the vocabulary size {vocab}");
     }
     let SamplingError::Range { field, found, expected } = &error else { return error.into() };
     let flag = match *field {

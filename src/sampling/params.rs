@@ -157,6 +157,17 @@ impl SamplerParams {
             None => Ok(()),
         }
     }
+
+    /// Whether a vocabulary of `vocab` tokens has all that are named.
+    ///
+    /// # Errors
+    /// [`SamplingError::Token`] if `logit_bias` names one that it does not have.
+    pub fn check_tokens(&self, vocab: usize) -> Result<(), SamplingError> {
+        match self.logit_bias.iter().find(|(token, _)| *token as usize >= vocab) {
+            Some(&(token, _)) => Err(SamplingError::Token { field: "logit_bias", token, vocab }),
+            None => Ok(()),
+        }
+    }
 }
 
 fn check(field: &'static str, value: f32, bounds: (f32, f32), expected: &'static str) -> Result<(), SamplingError> {

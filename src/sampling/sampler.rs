@@ -32,13 +32,11 @@ impl Sampler {
     /// the first token of which may begin before the text and the last of which may end after it.
     ///
     /// # Errors
-    /// [`SamplingError::Range`] from [`SamplerParams::validate`]; [`SamplingError::Token`] if `logit_bias` names a
-    /// token outside the vocabulary.
+    /// [`SamplingError::Range`] from [`SamplerParams::validate`]; [`SamplingError::Token`] from
+    /// [`SamplerParams::check_tokens`].
     pub fn new(params: SamplerParams, vocab: usize, breakers: &[Vec<u32>]) -> Result<Sampler, SamplingError> {
         params.validate()?;
-        if let Some(&(token, _)) = params.logit_bias.iter().find(|(token, _)| *token as usize >= vocab) {
-            return Err(SamplingError::Token { field: "logit_bias", token, vocab });
-        }
+        params.check_tokens(vocab)?;
         let seed = params.seed.unwrap_or_else(system_seed);
         Ok(Sampler {
             vocab,
