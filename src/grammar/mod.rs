@@ -3,6 +3,7 @@
 mod calls;
 mod constraint;
 mod gbnf;
+mod integers;
 mod limits;
 mod marker;
 mod running;
@@ -113,7 +114,11 @@ impl Compiled {
 /// One line that names what is wrong and, in a text, its line.
 pub fn compile(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, String> {
     limits::check(grammar)?;
-    apart(|| compile_here(vocabulary, grammar))
+    apart(|| {
+        // Bounds of hundreds of integers may cost more than a grammar may.
+        let bounded = integers::bounded(grammar).and_then(|bounded| compile_here(vocabulary, &bounded).ok());
+        bounded.map_or_else(|| compile_here(vocabulary, grammar), Ok)
+    })
 }
 
 /// Compilers recurse: their depth is bounded, and their stack is large enough for the bound.

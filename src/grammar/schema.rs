@@ -74,17 +74,19 @@ pub(super) fn unescaped(text: &str) -> Option<String> {
 
 /// Numbers that say how many there may be, and may be written as 2.0.
 const COUNTS: &[&str] = &["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
-/// The largest number that the compiler can count up to.
-const MOST: f64 = 9_223_372_036_854_774_784.0;
+/// The largest number that the compiler can count up to. It is written without an exponent: what calls are made of is read once
+/// more, and the next float above is too large.
+pub(super) const MOST: i64 = 9_223_372_036_854_774_784;
 
 /// Numbers as the compiler takes them: counts without a fraction, and bounds that no answer needs within those that it knows.
 fn with_known_numbers(fields: &mut Map<String, Value>) {
     for (name, value) in fields.iter_mut() {
         let Some(number) = value.as_f64() else { continue };
+        let most = MOST as f64;
         match name.as_str() {
-            "minimum" | "exclusiveMinimum" if number < -MOST => *value = json!(-MOST),
-            "maximum" | "exclusiveMaximum" if number > MOST => *value = json!(MOST),
-            name if COUNTS.contains(&name) && number.fract() == 0.0 && (0.0..MOST).contains(&number) => {
+            "minimum" | "exclusiveMinimum" if number < -most => *value = json!(-MOST),
+            "maximum" | "exclusiveMaximum" if number > most => *value = json!(MOST),
+            name if COUNTS.contains(&name) && number.fract() == 0.0 && (0.0..most).contains(&number) => {
                 *value = json!(number as u64);
             }
             _ => {}

@@ -40,6 +40,19 @@ fn calls_are_written_in_their_forms() {
     assert!(compile(&vocabulary, &none).unwrap_err().contains("no tool"));
 }
 
+/// Also where a tool's schema says how large they are by the largest numbers there are.
+#[test]
+fn integers_of_calls_have_bounds() {
+    for x in [json!({"type": "integer"}), json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX})] {
+        let schema = json!({"type": "object", "properties": {"x": x}});
+        let arguments = CallArguments::Whole(schema);
+        let call = CallForm { begin: "f(".into(), numbered: None, arguments, end: ")".into() };
+        let grammar = Grammar::Calls { forms: vec![call], frame: only_between(None), parallel: false, or: None };
+        let right = ["f({\"x\":-1})", "f({\"x\":9000000000000000000})"];
+        check(&vocabulary(), &grammar, &right, &["f({\"x\":10000000000000000000})"]);
+    }
+}
+
 /// Where a list or a section holds calls together, there is one of them.
 #[test]
 fn calls_are_held_together() {

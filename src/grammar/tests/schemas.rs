@@ -71,6 +71,33 @@ fn numbers_may_be_written_as_others_write_them() {
     check_schema(positive, &["0", "12"], &["-1"]);
 }
 
+/// A model that is made to go on would write digits without end.
+#[test]
+fn integers_have_bounds() {
+    let (most, more) = ("9000000000000000000", "10000000000000000000");
+    let (least, less) = ("-9000000000000000000", "-10000000000000000000");
+    check_schema(json!({"type": "integer"}), &["0", "-7", most, least], &[more, less, "1.5", "01"]);
+    check_schema(json!({"type": ["integer", "null"]}), &["0", "null", most], &[more, less]);
+    check_schema(json!({"type": "integer", "minimum": 3}), &["3", most], &["2", "-3", more]);
+    check_schema(json!({"type": "integer", "exclusiveMaximum": 3}), &["2", least], &["3", less]);
+    check_schema(json!({"type": "integer", "multipleOf": 5}), &["0", "-15", "9000000000000000005"], &["3", more]);
+    check_schema(json!({"type": "integer", "enum": [3, 4]}), &["3"], &["5"]);
+    // Nor is what else may stand there bounded, or what a schema bounds itself.
+    check_schema(json!({"type": ["integer", "number"]}), &[more, "1.5"], &["true"]);
+    check_schema(json!({"type": "integer", "minimum": -5, "maximum": 5}), &["-5", "0", "5"], &["6", "-6"]);
+}
+
+/// Their bounds cost more than a grammar may.
+#[test]
+fn hundreds_of_integers_have_none() {
+    let names: Vec<String> = (0..700).map(|number| format!("n{number}")).collect();
+    let properties: serde_json::Map<_, _> =
+        names.iter().map(|name| (name.clone(), json!({"type": "integer"}))).collect();
+    let all: Vec<String> = names.iter().map(|name| format!("\"{name}\":10000000000000000000")).collect();
+    let schema = json!({"type": "object", "properties": properties, "required": names});
+    check_schema(schema, &[&format!("{{{}}}", all.join(","))], &["{}"]);
+}
+
 /// Objects that list their properties have no others, as those mean who write schemas for models: Pydantic, and most tools.
 #[test]
 fn objects_have_the_properties_they_list() {

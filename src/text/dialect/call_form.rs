@@ -72,6 +72,13 @@ impl ArgumentValue {
             Self::OneOf(_) | Self::Text(_) => None,
         }
     }
+
+    fn schema_mut(&mut self) -> Option<&mut Value> {
+        match self {
+            Self::Json(schema) => Some(schema),
+            Self::OneOf(_) | Self::Text(_) => None,
+        }
+    }
 }
 
 /// A text that stands without quotes.
@@ -112,6 +119,16 @@ impl CallForm {
         match &self.arguments {
             CallArguments::Whole(schema) => vec![schema],
             CallArguments::Each { list, .. } => list.iter().filter_map(|argument| argument.value.schema()).collect(),
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn schemas_mut(&mut self) -> Vec<&mut Value> {
+        match &mut self.arguments {
+            CallArguments::Whole(schema) => vec![schema],
+            CallArguments::Each { list, .. } => {
+                list.iter_mut().filter_map(|argument| argument.value.schema_mut()).collect()
+            }
         }
     }
 
