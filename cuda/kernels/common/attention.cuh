@@ -76,15 +76,15 @@ static constexpr u32 BLOCKS_AT_WORK = 384, WIDE_AT_WORK = 256, NARROW = 128;
 
 // Of latent pages, which all heads share: so many parts that one sequence has blocks enough, and so few that what they find is
 // not as much as what they read. `part` of src/ops/latent.rs.
-DEVICE u32 latent_part(u32 context, u32 most_parts) {
+DEVICE u32 latent_part(u32 context) {
     if (context <= 1024) return 64;
     if (context <= 4096) return 128;
-    return context <= 32768 ? 256 : ceil_div(context, most_parts * PART_UNIT) * PART_UNIT;
+    return context <= 32768 ? 256 : ceil_div(context, MOST_PARTS * PART_UNIT) * PART_UNIT;
 }
 
 DEVICE Cut Parts::cut(u32 context, const Pages& pages, bool has_sums) const {
     if (pages.latent) {
-        const u32 length = latent_part(context, MOST_PARTS);
+        const u32 length = latent_part(context);
         return {length, length};
     }
     const u32 usual = pages.kv_heads < MANY_HEADS ? USUAL_PART / 2 : USUAL_PART;

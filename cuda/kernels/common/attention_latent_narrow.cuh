@@ -22,7 +22,9 @@ template <u32 KV> struct LatentNarrow : LatentRows<KV, 32> {
         u16 weights[TERMS][QUERIES][TOKENS + 8];
         float tops[QUERIES], sums[QUERIES], units[QUERIES], fades[QUERIES], factors[QUERIES], scales[STAGES][TOKENS];
     };
-    static_assert(sizeof(Room) <= 99 << 10, "what a block may have");
+    static_assert(sizeof(Room) <= 2 * STAGES * KEY * TOKENS + (4 * QUARTERS + 2 * TERMS) * QUERIES * (TOKENS + 8) +
+                                      4 * (5 * QUERIES + STAGES * TOKENS),
+                  "as in src/ops/latent.rs");
 
     Room& shared;
 

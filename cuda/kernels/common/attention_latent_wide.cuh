@@ -26,7 +26,7 @@ template <u32 KV, u32 TERMS> struct LatentWide : LatentRows<KV, 64> {
         float tops[2][QUERIES], sums[2][QUERIES], largest[2][QUERIES];
         float factors[QUERIES], scales[STAGES][TOKENS];
     };
-    static_assert(sizeof(Room) <= 227 << 10, "what a block may have");
+    static_assert(sizeof(Room) <= 2 * KEY * (ROWS + STAGES * TOKENS) + 2 * ROWS * TOKENS + 4 * 9 * 64, "as in src/ops/latent.rs");
 
     Room& shared;
 

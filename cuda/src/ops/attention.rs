@@ -191,13 +191,17 @@ fn row_bytes(op: &op::Attention, value_dim: usize, parts: usize) -> usize {
     4 * op.heads * parts * (value_dim + 2)
 }
 
+/// Tokens that a part of a context of such pages has at least, if it is not the last one.
+fn least_part(decl: &PagesDecl, may_have_sums: bool) -> usize {
+    if may_have_sums || decl.layout == PageLayout::Latent { BOUNDED_PART } else { LEAST_PART }
+}
+
 /// Scratch for attention over parts of a context.
 pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limits, _device: &Device) -> u64 {
     let tokens = limits.most_held(program.page_stores());
     // One part more for what ends in the middle of one, and one for sums of what was evicted.
     let decl = program.pages(op.store);
-    let is_short = decl.policy.eviction().is_some() || decl.layout == PageLayout::Latent;
-    let least = if is_short { BOUNDED_PART } else { LEAST_PART };
+    let least = least_part(decl, decl.policy.eviction().is_some());
     let row = row_bytes(op, decl.value_dim, tokens.div_ceil(least).min(MOST_PARTS) + 2);
     // All rows that are left over of a span come at once.
     let of_rows = (row * limits.rows).min(ENOUGH).max(row * CHUNK) + 16;
@@ -296,17 +300,18 @@ impl Machine {
         let bytes = |parts: usize| row_bytes(op, decl.value_dim, parts);
         let available = scratch_bytes(&self.program, op, &self.limits, &self.device) as usize - 16;
         let cutting = Cutting::of(&decl, pages, self.limits.page_size);
-        let few = few_rows(self.held_spans(op.store), cutting, |parts| available / bytes(parts));
+        let few_rows = || few_rows(self.held_spans(op.store), cutting, |parts| available / bytes(parts));
         if let Some(latent) = Latent::of(&decl, &self.limits, &self.device) {
             self.attend_latent_prompts(op, latent)?;
             let view = self.attention_view(op);
-            return few.iter().try_for_each(|few| self.attend(op, (few, view), Way::Latent(latent)));
+            return few_rows().iter().try_for_each(|few| self.attend(op, (few, view), Way::Latent(latent)));
         }
         let Some([bounded, decode, prefill]) = tiles(&decl, pages, self.limits.page_size) else {
             self.ask(op)?;
             let (view, all) = (self.attention_view(op), self.all_rows(op.store, available, bytes));
             return all.iter().try_for_each(|few| self.attend(op, (few, view), Way::Any));
         };
+        let few = few_rows();
         // What makes a part of what was evicted remembers the queries as well, if it meets all of them.
         let all_have_sums = self.held_spans(op.store).all(|(_, _, has_sums)| has_sums);
         let mut view = self.attention_view(op);
@@ -324,8 +329,7 @@ impl Machine {
         // A context has most parts just before they become longer.
         let tokens = self.held_spans(store).map(|(_, span, _)| (span.context + span.rows) as usize).max().unwrap_or(1);
         let has_sums = self.held_spans(store).any(|(_, _, has_sums)| has_sums);
-        let is_short = has_sums || self.program.pages(store).layout == PageLayout::Latent;
-        let least = if is_short { BOUNDED_PART } else { LEAST_PART };
+        let least = least_part(self.program.pages(store), has_sums);
         let parts = tokens.div_ceil(least).min(MOST_PARTS) + usize::from(has_sums);
         let (rows, at_once) = (self.step.tokens().len(), (available / bytes(parts)).max(1));
         let group = |first: usize| Few {

@@ -22,7 +22,7 @@ const SHARED: usize = 227 << 10;
 const SHARED_OF_TWO: usize = 113 << 10;
 /// Entries of a cluster that there are kernels for ([`crate::Cuda::with_width`]).
 pub const WIDTHS: [usize; 5] = [192, 176, 128, 96, 64];
-/// Of those the ones of gated products, and the ones for experts.
+/// Of those the ones of gated products.
 const WIDTHS_OF_GATED: [usize; 4] = [192, 176, 128, 64];
 /// Kernels for experts, and how long they take for what others would take eight for: an H200, granite-4-h-tiny in Q4_K_M.
 const OF_EXPERTS: [(Kernel, usize); 4] =
@@ -194,13 +194,13 @@ impl Machine {
     ) -> Result<(), DeviceError> {
         let clusters = job.rows().div_ceil(rows_of_cluster(is_gated)) * pieces;
         let launch = self.kernel(unit, name)?.block(THREADS).shared(if at_once == 1 { SHARED } else { SHARED_OF_TWO });
-        let multiprocessors = at_once * self.device.multiprocessors();
-        let mut by = if job.has_pieces() { 1 } else { shared_by(clusters, multiprocessors) };
+        let places = at_once * self.device.multiprocessors();
+        let mut by = if job.has_pieces() { 1 } else { shared_by(clusters, places) };
         if by > 1 {
             // They wait for each other.
-            by = shared_by(clusters, multiprocessors.min(CLUSTER * launch.clusters_at_once(CLUSTER)?));
+            by = shared_by(clusters, places.min(CLUSTER * launch.clusters_at_once(CLUSTER)?));
         }
-        launch.grid(CLUSTER * (clusters * by).min(multiprocessors / CLUSTER), 1, 1).early().arg(job).launch()
+        launch.grid(CLUSTER * (clusters * by).min(places / CLUSTER), 1, 1).early().arg(job).launch()
     }
 
     /// Multiplies with the kernel `name` of `unit` that has clusters with a block for each segment, in so many columns of them.

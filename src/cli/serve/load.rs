@@ -111,8 +111,10 @@ impl FromFlags {
     fn open(&self, name: &str, room: MemoryDemand) -> anyhow::Result<Loaded> {
         let known = self.files.iter().find(|(known, _)| known == name).context("a name of no model")?;
         let flags = ModelFlags { model: known.1.clone(), run: self.run.clone() };
-        if flags.run.context().is_some_and(|tokens| tokens < LEAST_CONTEXT) {
-            bail!("-c 1, expected a context of at least {LEAST_CONTEXT} tokens: one of a prompt and one of its answer");
+        if let Some(tokens) = flags.run.context().filter(|tokens| *tokens < LEAST_CONTEXT) {
+            bail!(
+                "-c {tokens}, expected a context of at least {LEAST_CONTEXT} tokens: one of a prompt and one of its answer"
+            );
         }
         let mut model = device::open(&flags)?;
         let bound = self.policy.apply(&mut model, &flags)?;

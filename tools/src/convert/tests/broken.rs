@@ -224,7 +224,7 @@ fn hostile_settings_never_panic() {
         let good = fixture.config.clone();
         let keys: Vec<String> = good.as_object().unwrap().keys().cloned().collect();
         let mut accepted = 0;
-        for _ in 0..400 {
+        for _ in 0..800 {
             fixture.config = good.clone();
             for _ in 0..1 + random.below(2) {
                 let value = extremes[random.below(extremes.len())].clone();
@@ -233,7 +233,7 @@ fn hostile_settings_never_panic() {
             fixture.write("config.json", &fixture.config.to_string());
             accepted += usize::from(plan(fixture.folder.path(), &of(Quant::F32)).is_ok());
         }
-        assert!(accepted > 5, "the changes are too wild to get far: {accepted}");
+        assert!(accepted > 10, "the changes are too wild to get far: {accepted}");
     }
 }
 
