@@ -46,7 +46,10 @@ fn main() -> ExitCode {
         // Every width by every way to unpack: those of 16 bits, of few instructions, and of many.
         let is_main = [Quant::Bf16, Quant::Q8_0, Quant::Q4K].contains(&quant);
         let widths = WIDTHS.iter().copied().filter(|_| is_main).map(Some);
-        differing += widths.chain([None]).map(|width| bits(&device, quant, width)).sum::<usize>();
+        let mut random = RandomWeights { quant, seed: 5 };
+        let mut all = |width| bits((&device, width), (quant, &mut random), all_products());
+        differing += widths.chain([None]).map(&mut all).sum::<usize>();
+        differing += bits((&device, None), (quant, &mut RepeatedWeights(quant)), many_experts());
         differing += whole_steps(&device, quant);
     }
     println!("{differing} formats and ops whose bits depend on the step");
@@ -98,8 +101,24 @@ fn step(rows: usize) -> Step {
     step
 }
 
-/// All kinds of products of one input; the inputs, and what is compared.
-fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
+/// Products, their inputs, and what is compared.
+type Products = (Program, Vec<(Act, usize)>, Vec<(Act, usize)>);
+
+/// Experts of so many rows that what is left for the last turn of the kernels for them is shared.
+fn many_experts() -> Products {
+    let (inputs, rows, count, active) = (1024, 5700, 6, 3);
+    let mut b = Build::default();
+    let (x, experts, out) = (b.act("x", inputs), b.act("experts", active), b.act("many", active * rows));
+    let (logits, weights) = (b.act("logits", count), b.act("scores", active));
+    let scoring = RouterScoring::Softmax;
+    b.op(Op::Route(Route { logits, bias: None, scoring, groups: None, normalise: true, scale: 1.0, experts, weights }));
+    let (up, activation) = (b.matrix("ups", [count * rows, inputs]), Activation::ReluSquared);
+    b.op(Op::ExpertGatedLinear(ExpertGatedLinear { x, experts, gate: None, up, activation, out }));
+    (b.finish(out), vec![(x, inputs), (logits, count)], vec![(out, active * rows)])
+}
+
+/// All kinds of products of one input.
+fn all_products() -> Products {
     let (inputs, outputs, experts_total, active) = (1280, 200, 6, 3);
     let mut b = Build::default();
     let (x, plain, gated) = (b.act("x", inputs), b.act("plain", outputs), b.act("gated", outputs));
@@ -144,12 +163,15 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
 
 /// Products of many rows at once, by kernels of one width where there are some, and of a few of them give the same bits. Returns
 /// for how many ops they do not.
-fn bits(device: &Arc<Device>, quant: Quant, width: Option<usize>) -> usize {
+fn bits(
+    (device, width): (&Arc<Device>, Option<usize>),
+    (quant, weights): (Quant, &mut dyn WeightSource),
+    (program, inputs, compared): Products,
+) -> usize {
     const ROWS: usize = 300;
-    let (program, inputs, compared) = all_products();
     let program = Arc::new(program);
     let mut backend = Cuda::new(device.clone()).with_width(width);
-    if let Err(error) = backend.prepare(program.clone(), &mut RandomWeights { quant, seed: 5 }, without_stores(ROWS)) {
+    if let Err(error) = backend.prepare(program.clone(), weights, without_stores(ROWS)) {
         println!("{quant}: {error}");
         return 1;
     }
@@ -398,11 +420,12 @@ fn copies(shape: Shape, copies: usize) -> (Program, Vec<(Act, usize)>) {
     };
     let (out, experts) = (b.act("out", active * outputs), b.act("experts", active));
     filled.push((experts, 0));
+    let activation = if is_gated { Activation::Silu } else { Activation::ReluSquared };
     for copy in 0..copies {
         let x = xs[copy % 2];
         let gate = is_gated.then(|| b.matrix(&format!("gate{copy}"), [count * outputs, inputs]));
         let up = b.matrix(&format!("up{copy}"), [count * outputs, inputs]);
-        b.op(Op::ExpertGatedLinear(ExpertGatedLinear { x, experts, gate, up, activation: Activation::Silu, out }));
+        b.op(Op::ExpertGatedLinear(ExpertGatedLinear { x, experts, gate, up, activation, out }));
     }
     (b.finish(out), filled)
 }
@@ -430,7 +453,12 @@ fn time_all(device: &Arc<Device>, asked: &Asked) {
         all.push((*quant, plain(4096, 4096), vec![1, 64]));
         all.push((*quant, plain(14336, 4096), vec![1, 2048]));
     }
-    all.push((Quant::F32, plain(128, 2048), vec![1, 64, 2048]));
+    for quant in main.into_iter().chain([Quant::Q5_0, Quant::Q6K]) {
+        all.push((quant, Shape { experts: Some((64, 6)), ..plain(1536, 2048) }, vec![1, 16, 64, 256, 512, 2048]));
+    }
+    for outputs in [32, 64, 128, 256] {
+        all.push((Quant::F32, plain(outputs, 2048), vec![1, 16, 64, 128, 512, 2048]));
+    }
     all.push((Quant::Bf16, plain(1024, 4096), vec![1]));
     all.push((Quant::Q4K, plain(1024, 4096), vec![1]));
     all.push((Quant::Q6K, plain(128256, 4096), vec![1]));

@@ -50,8 +50,8 @@ impl State {
     /// The kernel of a scan, and the channels a block has.
     fn scan_kernel(&self) -> Result<(String, usize), DeviceError> {
         let (columns, lanes) = match self.decl.key_dim {
-            ..=16 => (16, 4),
-            17..=64 => (64, 8),
+            ..=16 => (16, 16),
+            17..=64 => (64, 16),
             65..=256 => (256, 32),
             more => return Err(failed(format!("a scan with {more} columns a channel, at most 256 can be"))),
         };

@@ -17,7 +17,8 @@ pub(super) fn cases() -> Vec<Case> {
         all.extend(delta_per_channel(replay));
         all.extend(mamba2(replay));
         all.extend(
-            [(7, 16), (128, 5), (1000, 16), (67, 33)].map(|(channels, key_dim)| mamba1(channels, key_dim, replay)),
+            [(7, 16), (128, 5), (1000, 16), (67, 33), (21, 130)]
+                .map(|(channels, key_dim)| mamba1(channels, key_dim, replay)),
         );
     }
     all.extend([Replay::OFF, Replay::new(3, 3), Replay::new(16, 4)].into_iter().flat_map(rounded));
