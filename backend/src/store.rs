@@ -48,11 +48,19 @@ impl StoreDecl {
     }
 
     /// Bytes that a slot takes besides if steps may name it: the replay ring, of a device that keeps it so
-    /// ([`crate::Backend::ring_type`]).
+    /// ([`crate::Backend::ring_type`]), and the state behind its entries where there is one
+    /// ([`StateDecl::has_state_ahead`]).
     pub const fn ring_bytes(&self, replay: Replay, ring_type: StateType) -> usize {
         match self {
             StoreDecl::Pages(_) | StoreDecl::Conv(_) => 0,
-            StoreDecl::State(state) => replay.ring_rows().saturating_mul(state.ring_row_bytes(ring_type)),
+            StoreDecl::State(state) => {
+                let ahead = if state.has_state_ahead(replay) && matches!(ring_type, StateType::F32) {
+                    state.state_elements().saturating_mul(4)
+                } else {
+                    0
+                };
+                replay.ring_rows().saturating_mul(state.ring_row_bytes(ring_type)).saturating_add(ahead)
+            }
         }
     }
 }
@@ -98,6 +106,13 @@ impl StateDecl {
             Decay::PerHead | Decay::Rates(_) => 1,
             Decay::PerChannel => self.key_dim,
         }
+    }
+
+    /// Whether a device whose rings are in f32 also keeps the state behind their entries: with decays by rates going through an entry
+    /// takes an exponential for every element, as much as a token does, so that what was not taken back is not gone through
+    /// again.
+    pub const fn has_state_ahead(&self, replay: Replay) -> bool {
+        matches!(self.decay, Decay::Rates(_)) && replay.ring_rows() > 0
     }
 
     /// Bytes of one ring row over all heads: u and k of this type, and g.

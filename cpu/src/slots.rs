@@ -4,7 +4,7 @@ use crate::{
     arena::Arena,
     compressive_memory::CompressiveMemory,
     eviction::EvictionState,
-    states::{Checkpoint, Checkpoints},
+    states::{ByType, Checkpoint, Checkpoints},
 };
 use kvas_backend::{
     Cursor, Limits, Slot,
@@ -47,7 +47,10 @@ impl SlotMemory {
             SlotMemory::Pages => {}
             SlotMemory::Bounded(eviction_state) => eviction_state.copy_slot(from, to),
             SlotMemory::CompressiveMemory(compressive_memory) => compressive_memory.copy_slot(from, to),
-            SlotMemory::State(state) => state.state.copy(state.slots.1, from, to),
+            SlotMemory::State(state) => {
+                state.state.copy(state.slots.1, from, to);
+                state.set_ahead(to, None);
+            }
             SlotMemory::Conv(conv) => {
                 let size = conv.rows.len() / conv.slots;
                 conv.rows.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
@@ -61,7 +64,10 @@ impl SlotMemory {
             SlotMemory::Pages | SlotMemory::Conv(_) => {}
             SlotMemory::Bounded(eviction_state) => eviction_state.clear_slot(slot),
             SlotMemory::CompressiveMemory(compressive_memory) => compressive_memory.clear_slot(slot),
-            SlotMemory::State(state) => state.state.slot(state.slots.1, slot).clear(),
+            SlotMemory::State(state) => {
+                state.state.slot(state.slots.1, slot).clear();
+                state.set_ahead(slot, None);
+            }
         }
     }
 
@@ -87,7 +93,10 @@ impl SlotMemory {
             SlotMemory::Pages => {}
             SlotMemory::Bounded(eviction_state) => eviction_state.clear_slot(slot),
             SlotMemory::CompressiveMemory(compressive_memory) => compressive_memory.clear_slot(slot),
-            SlotMemory::State(state) => state.state.slot(state.slots.1, slot).load(values),
+            SlotMemory::State(state) => {
+                state.state.slot(state.slots.1, slot).load(values);
+                state.set_ahead(slot, None);
+            }
             SlotMemory::Conv(conv) => {
                 for row in conv.window(position) {
                     let values = values.split_off(..conv.decl.channels).expect("as many values as the slot holds");
@@ -133,12 +142,16 @@ pub(crate) struct State {
     /// Rows of a ring, a power of two; 0: there is none.
     pub(crate) ring: usize,
     state: Checkpoints,
-    /// `[slots][value_heads][ring][value_dim]`
+    /// `[slots][value_heads][ring][value_dim]`; with decays by rates `[slots][ring][value_heads]`, as rows come.
     pub(crate) u: Arena<f32>,
     /// `[slots][key_heads][ring][key_dim]`
     pub(crate) k: Arena<f32>,
-    /// `[slots][value_heads][ring][decays]`
+    /// `[slots][value_heads][ring][decays]`, or as `u`.
     pub(crate) g: Arena<f32>,
+    /// With decays by rates the states behind the entries of the ring, `[slots][value_heads][key_dim]`; empty otherwise.
+    ahead: Arena<f32>,
+    /// By slot, behind which entries that is: `None` if it is behind none of those the ring has.
+    ahead_of: Vec<Option<Cursor>>,
 }
 
 /// The checkpoint and the ring of one slot.
@@ -151,11 +164,14 @@ pub(crate) struct StateSlot<'a> {
     pub(crate) k: &'a [f32],
     /// `[value_heads][ring][decays]`
     pub(crate) g: &'a mut [f32],
+    /// `[value_heads][key_dim]`, or empty.
+    pub(crate) ahead: &'a mut [f32],
 }
 
 impl State {
     pub(crate) fn new(decl: StateDecl, limits: &Limits) -> Self {
         let (slots, ring) = ((limits.slots, limits.all_slots()), limits.replay.ring_rows());
+        let ahead = if decl.has_state_ahead(limits.replay) { slots.0 * decl.state_elements() } else { 0 };
         Self {
             decl,
             slots,
@@ -164,6 +180,25 @@ impl State {
             u: Arena::in_pages(slots.0 * decl.value_heads * ring * decl.value_dim),
             k: Arena::in_pages(slots.0 * decl.key_heads * ring * decl.key_dim),
             g: Arena::in_pages(slots.0 * decl.value_heads * ring * decl.decays()),
+            ahead: Arena::in_pages(ahead),
+            ahead_of: vec![None; slots.0],
+        }
+    }
+
+    /// Whether checkpoints are what is computed, not rounded.
+    pub(crate) fn is_exact(&self) -> bool {
+        matches!(self.state, ByType::F32(_))
+    }
+
+    /// Behind which entries of its ring the state ahead of the checkpoint of a slot is, if any.
+    pub(crate) fn ahead_of(&self, slot: Slot) -> Option<Cursor> {
+        self.ahead_of[slot.0 as usize]
+    }
+
+    /// Sets that; slots of snapshots have none.
+    pub(crate) fn set_ahead(&mut self, slot: Slot, cursor: Option<Cursor>) {
+        if let Some(of) = self.ahead_of.get_mut(slot.0 as usize) {
+            *of = cursor;
         }
     }
 
@@ -175,6 +210,7 @@ impl State {
             u: of_slot(&mut self.u, live, slot),
             k: of_slot(&mut self.k, live, slot),
             g: of_slot(&mut self.g, live, slot),
+            ahead: of_slot(&mut self.ahead, live, slot),
         }
     }
 }

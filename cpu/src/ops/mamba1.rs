@@ -1,5 +1,6 @@
 //! The Mamba-1 selective scan. A channel has one short row of state, which follows its inputs one by one in the
-//! nearest cache: for spans that can be taken back a copy of it does, from the checkpoint through the ring.
+//! nearest cache: for spans that can be taken back another one does, ahead of the checkpoint. Where rows were taken back it
+//! begins at the checkpoint again and goes through the ring, which tells the same to the bit.
 
 use crate::{
     arena::Arena,
@@ -31,19 +32,18 @@ pub(crate) fn scratch(decl: &StateDecl) -> usize {
 
 /// What the ring holds of some channels.
 struct Ring<'a> {
-    /// `[channels, rows]`
-    u: &'a mut [f32],
+    /// `[rows, channels]`
+    u: Tile<'a, f32>,
     /// `[rows, key_dim]`
     k: &'a [f32],
-    /// `[channels, rows]`
-    g: &'a mut [f32],
-    rows: usize,
+    /// `[rows, channels]`
+    g: Tile<'a, f32>,
     held: Cursor,
 }
 
 impl Ring<'_> {
     fn row(&self, entry: usize) -> usize {
-        (self.held.base + entry) & (self.rows - 1)
+        (self.held.base + entry) & (self.u.size()[0] - 1)
     }
 
     /// Leads the state of `W` channels from `channel` on through the committed entries.
@@ -52,11 +52,9 @@ impl Ring<'_> {
         let key_dim = rates.len() / W;
         for entry in 0..self.held.held {
             let row = self.row(entry);
-            let (mut sizes, mut written) = ([0.0; W], [0.0; W]);
-            for w in 0..W {
-                sizes[w] = self.g[(channel + w) * self.rows + row];
-                written[w] = self.u[(channel + w) * self.rows + row];
-            }
+            let of_group =
+                |tile: &Tile<'_, f32>| tile.row(row)[channel..].first_chunk().copied().expect("as many channels");
+            let (sizes, written): ([f32; W], [f32; W]) = (of_group(&self.g), of_group(&self.u));
             let b = &self.k[row * key_dim..][..key_dim];
             advance(simd, (state, rates), (sizes, written), b, b);
         }
@@ -90,6 +88,15 @@ fn advance<S: Simd, const W: usize>(
     dense::totals(simd, sums)
 }
 
+/// What some channels of a span go into that can be taken back.
+struct Revocable<'a> {
+    ring: Ring<'a>,
+    /// `[channels, key_dim]`
+    ahead: Tile<'a, f32>,
+    /// Whether that is the state behind all entries of the ring.
+    is_there: bool,
+}
+
 /// Some channels of one span.
 struct Scan<'a> {
     /// `[rows, stride]`, beginning with the first channel.
@@ -106,7 +113,7 @@ struct Scan<'a> {
     /// True if the state before the span is zero.
     is_fresh: bool,
     /// `None`: the span is final and goes into the state.
-    ring: Option<Ring<'a>>,
+    revocable: Option<Revocable<'a>>,
     /// `[rows, channels]`
     out: Tile<'a, f32>,
     scratch: &'a mut [f32],
@@ -151,34 +158,38 @@ impl Scan<'_> {
     fn group<E: Stored, S: Simd, const W: usize>(&mut self, simd: S, stored: &mut [E::Bits], channel: usize) {
         let (rows, all_rates) = (self.out.size()[0], self.rates);
         let rates = &all_rates[channel * (stored.len() / W)..][..stored.len()];
-        let copy = std::mem::take(&mut self.scratch);
-        if let Some(ring) = &self.ring {
-            let copy = &mut copy[..stored.len()];
-            if self.is_fresh {
-                copy.fill(0.0);
-            } else {
-                dense::widen::<E, S>(simd, bytemuck::cast_slice(stored), copy);
+        if let Some(mut revocable) = self.revocable.take() {
+            let Revocable { ring, ahead, is_there } = &mut revocable;
+            let ahead = &mut ahead.row_mut(0)[channel * (stored.len() / W)..][..stored.len()];
+            if !*is_there {
+                if self.is_fresh {
+                    ahead.fill(0.0);
+                } else {
+                    dense::widen::<E, S>(simd, bytemuck::cast_slice(stored), ahead);
+                }
+                ring.replay::<S, W>(simd, channel, ahead, rates);
             }
-            ring.replay::<S, W>(simd, channel, copy, rates);
-            self.advance::<S, W>(simd, (copy, rates), channel, 0..rows);
+            self.advance::<S, W>(simd, (ahead, rates), channel, (0..rows, Some(ring)));
+            self.revocable = Some(revocable);
         } else {
+            let copy = std::mem::take(&mut self.scratch);
             for first in (0..rows).step_by(CHUNK) {
                 let state = E::open(simd, stored, copy);
-                self.advance::<S, W>(simd, (state, rates), channel, first..rows.min(first + CHUNK));
+                self.advance::<S, W>(simd, (state, rates), channel, (first..rows.min(first + CHUNK), None));
                 E::close(simd, copy, stored);
             }
+            self.scratch = copy;
         }
-        self.scratch = copy;
     }
 
-    /// Some of the rows.
+    /// Some of the rows, which the ring gets too.
     #[inline(always)]
     fn advance<S: Simd, const W: usize>(
         &mut self,
         simd: S,
         (state, rates): (&mut [f32], &[f32]),
         channel: usize,
-        rows: Range<usize>,
+        (rows, mut ring): (Range<usize>, Option<&mut Ring<'_>>),
     ) {
         let key_dim = rates.len() / W;
         for row in rows {
@@ -194,12 +205,10 @@ impl Scan<'_> {
             for w in 0..W {
                 out[w] = y[w][0] + self.d[channel + w] * x[w];
             }
-            if let Some(ring) = &mut self.ring {
+            if let Some(ring) = &mut ring {
                 let at = ring.row(ring.held.held + row);
-                for w in 0..W {
-                    ring.u[(channel + w) * ring.rows + at] = written[w];
-                    ring.g[(channel + w) * ring.rows + at] = sizes[w];
-                }
+                ring.u.row_mut(at)[channel..channel + W].copy_from_slice(&written);
+                ring.g.row_mut(at)[channel..channel + W].copy_from_slice(&sizes);
             }
         }
     }
@@ -230,7 +239,7 @@ impl Fold<'_> {
     #[inline(always)]
     fn fold<E: Stored, S: Simd>(self, simd: S, state: &mut [E::Bits]) {
         let Self { ring, rates, scratch } = self;
-        let key_dim = ring.k.len() / ring.rows;
+        let key_dim = ring.k.len() / ring.u.size()[0];
         let (mut channel, size) = (0, GROUP * key_dim);
         for (stored, rates) in state.chunks_mut(size).zip(rates.chunks(size)) {
             let whole = stored.len() == size;
@@ -249,6 +258,21 @@ impl Fold<'_> {
     }
 }
 
+/// Rounds the state ahead of a checkpoint to where that is.
+struct Keep<'a>(Checkpoint<'a>, &'a [f32]);
+
+impl Kernel for Keep<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        match self.0 {
+            ByType::F32(state) => state.copy_from_slice(self.1),
+            ByType::F16(state) => F16::close(simd, self.1, state),
+        }
+    }
+}
+
 impl State {
     /// Folds the entries of a slot's ring into its checkpoint, for decays by `rates [value_heads, key_dim]`.
     pub(crate) fn fold_rates(
@@ -258,20 +282,32 @@ impl State {
         rates: &[f32],
         scratch: &mut [Arena<f32>],
     ) {
-        let (rows, StateDecl { key_dim, value_heads, .. }) = (self.ring, self.decl);
-        let place = Place::of(self.decl.state_elements() * held.held);
-        let StateSlot { state, u, k, g } = self.slot(slot);
+        let StateDecl { key_dim, value_heads, .. } = self.decl;
+        let is_there = self.ahead_of(slot) == Some(held);
+        self.set_ahead(slot, None);
+        let size = CHANNELS * key_dim;
+        let place = Place::of(self.decl.state_elements() * if is_there { 1 } else { held.held });
+        let StateSlot { state, u, k, g, ahead } = self.slot(slot);
         let parts = (
-            state.chunks(CHANNELS * key_dim),
-            (Tiles::chunks_and_rest(u, CHANNELS * rows), Tiles::chunks_and_rest(g, CHANNELS * rows)),
+            (state.chunks(size), Tiles::chunks_and_rest(ahead, size)),
+            (by_channels(u, value_heads), by_channels(g, value_heads)),
         );
         let tasks = (place, value_heads.div_ceil(CHANNELS));
-        pool.each(tasks, parts, scratch, |task, (mut state, (mut u, mut g)), scratch| {
-            let rates = &rates[task * CHANNELS * key_dim..];
-            let ring = Ring { u: u.row_mut(0), k, g: g.row_mut(0), rows, held };
-            proof.run((Fold { ring, rates, scratch }, state.elements()));
+        pool.each(tasks, parts, scratch, |task, ((mut state, ahead), (u, g)), scratch| {
+            if is_there {
+                proof.run(Keep(state.elements(), ahead.row(0)));
+            } else {
+                let (rates, ring) = (&rates[task * size..], Ring { u, k, g, held });
+                proof.run((Fold { ring, rates, scratch }, state.elements()));
+            }
         });
     }
+}
+
+/// A ring of rows `[channels]` for tasks that have some of the channels each.
+fn by_channels(ring: &mut [f32], channels: usize) -> Tiles<'_, f32> {
+    let rows = (ring.len() / channels).max(1);
+    Tiles::new(ring, channels, [rows, CHANNELS])
 }
 
 impl Machine {
@@ -297,7 +333,10 @@ impl Machine {
         let (rates, d) = (matrices[rates.0 as usize].floats(), matrices[op.d.0 as usize].floats());
         let rows = span.rows as usize;
         if entry.flush {
+            let is_there = memory.ahead_of(span.slot) == Some(entry.before);
             memory.fold_rates((*proof, pool), (span.slot, entry.before), rates, scratch);
+            // A checkpoint in f16 is not what was ahead of it.
+            memory.set_ahead(span.slot, (is_there && memory.is_exact()).then_some(entry.after));
         }
         let act = |act: Act, columns: usize| &acts[act.0 as usize][first * columns..(first + rows) * columns];
         let (x, dt) = (act(op.x, channels), act(op.dt, channels));
@@ -305,18 +344,21 @@ impl Machine {
         if !entry.is_final {
             memory.append_keys(span.slot, &entry, rows, |_, row| &b[row * key_dim..][..key_dim]);
         }
-        let (ring, place) = (memory.ring, Place::of(memory.decl.state_elements() * rows));
-        let StateSlot { state, u, k, g } = memory.slot(span.slot);
-        let state = state.chunks(CHANNELS * key_dim);
-        let chunks = |all| Tiles::chunks_and_rest(all, CHANNELS * ring);
-        let rings = (!entry.is_final).then(|| (chunks(u), chunks(g)));
+        let is_there = memory.ahead_of(span.slot) == Some(entry.after);
+        let last = Cursor { held: entry.after.held + rows, ..entry.after };
+        memory.set_ahead(span.slot, (!entry.is_final).then_some(last));
+        let (size, place) = (CHANNELS * key_dim, Place::of(memory.decl.state_elements() * rows));
+        let StateSlot { state, u, k, g, ahead } = memory.slot(span.slot);
+        let state = state.chunks(size);
+        let revocable = (!entry.is_final)
+            .then(|| ((by_channels(u, channels), by_channels(g, channels)), Tiles::chunks_and_rest(ahead, size)));
         let out = Tiles::new(out, channels, [rows, CHANNELS]);
         let tasks = (place, channels.div_ceil(CHANNELS));
-        pool.each(tasks, (state, rings, out), scratch, |task, (mut state, mut rings, out), scratch| {
+        pool.each(tasks, (state, revocable, out), scratch, |task, (mut state, revocable, out), scratch| {
             let at = task * CHANNELS;
-            let ring = rings.as_mut().map(|(u, g)| {
-                let (u, g) = (u.row_mut(0), g.row_mut(0));
-                Ring { u, k, g, rows: ring, held: entry.after }
+            let revocable = revocable.map(|((u, g), ahead)| {
+                let ring = Ring { u, k, g, held: entry.after };
+                Revocable { ring, ahead, is_there }
             });
             let scan = Scan {
                 x: &x[at..],
@@ -327,7 +369,7 @@ impl Machine {
                 d: &d[at..][..out.size()[1]],
                 rates: &rates[at * key_dim..],
                 is_fresh: entry.is_fresh,
-                ring,
+                revocable,
                 out,
                 scratch,
             };

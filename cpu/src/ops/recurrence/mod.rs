@@ -226,7 +226,7 @@ impl State {
         let (decl, ring) = (self.decl, self.ring);
         let StateDecl { value_heads, key_dim, value_dim, .. } = decl;
         let place = Place::of(decl.state_elements() * held.held);
-        let StateSlot { state, u, k, g } = self.slot(slot);
+        let StateSlot { state, u, k, g, .. } = self.slot(slot);
         let parts = (
             state.chunks(value_dim * key_dim),
             (Tiles::chunks(u, ring * value_dim), Tiles::chunks(g, ring * decl.decays())),
@@ -356,7 +356,7 @@ impl Machine {
         if whole == rows {
             return;
         }
-        let StateSlot { state, u, k, g } = memory.slot(span.slot);
+        let StateSlot { state, u, k, g, .. } = memory.slot(span.slot);
         let state = state.chunks(value_dim * key_dim);
         let flush = entry.flush && whole == 0;
         let uses_ring = flush || !entry.is_final;
