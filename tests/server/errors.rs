@@ -471,3 +471,31 @@ fn schemas_and_tools_that_are_missing_or_wrong_are_called_by_their_place() {
         assert!(reply.status == 400 && found.contains(expected), "{path}: {found}, not {expected}");
     }
 }
+
+/// An empty answer would pass for all that the model had to say.
+#[test]
+fn a_prompt_that_is_not_read_in_time_is_no_empty_answer() {
+    let host = Host::shared();
+    let (text, ask) = ("fox ".repeat(900), json!([{"role": "user", "content": "fox ".repeat(900)}]));
+    let cases = [
+        ("/v1/completions", json!({"prompt": text, "max_tokens": 4})),
+        ("/v1/completions", json!({"prompt": text, "max_tokens": 0, "echo": true, "logprobs": 1})),
+        ("/v1/chat/completions", json!({"messages": ask, "max_tokens": 4})),
+        ("/v1/responses", json!({"input": text, "max_output_tokens": 4})),
+        ("/v1/messages", json!({"messages": ask, "max_tokens": 4})),
+        ("/completion", json!({"prompt": text, "n_predict": 4})),
+        ("/api/chat", json!({"messages": ask, "options": {"num_predict": 4}})),
+    ];
+    for (path, mut body) in cases {
+        body["stream"] = json!(false);
+        let more = if path.starts_with("/api/") { &mut body["options"] } else { &mut body };
+        more["timeout_ms"] = json!(1);
+        more["cache_prompt"] = json!(false);
+        let reply = host.post(path, &body);
+        assert_eq!(reply.status, 504, "{path}: {}", reply.text());
+        assert!(message(path, &reply.json()).contains("was not read in the time"), "{path}: {}", reply.text());
+        body["stream"] = json!(true);
+        let reply = host.post(path, &body);
+        assert!(reply.text().contains("was not read in the time"), "{path}: {}", reply.text());
+    }
+}

@@ -388,6 +388,9 @@ impl Answering {
             self.server.metrics.prompt(&self.served.name, &timings);
         }
         self.server.metrics.finished(&self.served.name, reason, &timings, (self.began, self.queued));
+        if late && matches!(finish, Finish::Cancelled) && self.tokens.is_empty() {
+            return self.unread();
+        }
         let stop_string = self.stopped.map(|at| self.stop_strings[at].clone());
         let tokens = std::mem::take(&mut self.tokens);
         let stop_token = self.rules.ended(&tokens).filter(|_| stop_string.is_none());
@@ -397,6 +400,14 @@ impl Answering {
         let Self { pieces, index, slot, .. } = self;
         drop(slot);
         let _ = pieces.send((index, Piece::Done(Box::new(end))));
+    }
+
+    /// Its time was over before its first token: an empty answer would pass for what the model had to say.
+    fn unread(self) {
+        let Self { pieces, index, slot, .. } = self;
+        drop(slot);
+        let error = ApiError::late("the text was not read in the time the request was given");
+        let _ = pieces.send((index, Piece::Failed(error)));
     }
 
     /// The next turn repeats what was read and written to the token. Of a prompt, `read` tokens were.
