@@ -324,10 +324,18 @@ fn speculation(fields: &Fields<'_>, served: &Served) -> Result<speculation::Draf
     }
 }
 
-/// Most tokens of the answer, under the first of these names.
+/// What the most tokens of an answer are called; the first one given counts.
+const LENGTHS: [&str; 3] = ["max_completion_tokens", "max_tokens", "n_predict"];
+
+/// Whether a request says how long its answer may be, if only that it ends by itself.
+pub fn says_length(fields: &Fields<'_>) -> bool {
+    LENGTHS.iter().any(|name| fields.get(name).is_some())
+}
+
+/// Most tokens of the answer.
 fn length(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     let mut lengths = Vec::new();
-    for name in ["max_completion_tokens", "max_tokens", "n_predict"] {
+    for name in LENGTHS {
         match fields.get(name).map(Value::as_i64) {
             None => {}
             // llama.cpp's ways to say: to the end of the answer, and of the context.

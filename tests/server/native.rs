@@ -129,3 +129,21 @@ fn what_there_is_none_of_is_said() {
         assert!(ask(json!([])).status == 200 && ask(json!(null)).status == 200, "{path}");
     }
 }
+
+/// -1 is llama.cpp's way to say so, under whichever name; where nothing is said, OpenAI's 16 tokens are meant.
+#[test]
+fn an_answer_may_go_to_the_end_of_the_context() {
+    let host = Host::shared();
+    let said = |more: Value| {
+        let mut body = json!({"prompt": "The fox was", "temperature": 0, "ignore_eos": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        host.post("/v1/completions", &body).ok()["usage"]["completion_tokens"].as_u64().unwrap()
+    };
+    assert_eq!((said(json!({})), said(json!({"max_tokens": null}))), (16, 16));
+    for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
+        for all in [-1, -2] {
+            let tokens = said(json!({name: all}));
+            assert!(tokens > 900, "{name}: {all}: {tokens}");
+        }
+    }
+}

@@ -147,7 +147,7 @@ impl Wanted {
         }
         let with_text = |tokens: Vec<u32>| Prompt { text: served.text(&tokens).unwrap_or_default(), tokens };
         let mut ask = options::ask(fields, served, caller.scope)?;
-        ask.max_tokens = ask.max_tokens.or_else(|| fields.get("n_predict").is_none().then_some(DEFAULT_TOKENS));
+        ask.max_tokens = ask.max_tokens.or_else(|| (!options::says_length(fields)).then_some(DEFAULT_TOKENS));
         ask.top_tokens = fields.count(&["logprobs"], (0, options::MOST_LIKELIEST))?;
         let echo = if fields.flag("echo")?.unwrap_or(false) { Echo::Prompt } else { Echo::Nothing };
         let extras = Extras::of(fields)?;
