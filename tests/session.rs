@@ -241,6 +241,26 @@ fn a_run_goes_on_from_its_session() {
     assert_eq!(second["timings"]["prompt_n"], 1, "the last token was never read");
 }
 
+/// The disk may be full by then; the answer is not lost with the session.
+#[test]
+fn an_answer_is_told_whose_session_cannot_be_kept() {
+    let folder = Folder::new();
+    let (model, session) = (bundled(), folder.text("story"));
+    // What is in the place of the file it is written to first.
+    std::fs::create_dir(folder.path("story.partial")).unwrap();
+    let run = ["run", "-m", &model, "-p", "Once upon a time", "-n", "8", "-c", "512", "--session", &session];
+    for more in [&["--json"][..], &[]] {
+        let output = kvas(&[&run, more].concat()).output().unwrap();
+        let (told, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.lines().last().is_some_and(|line| line.starts_with("error: ") && line.contains("story")),
+            "{said}"
+        );
+        assert!(told.len() > 8 && told.ends_with('\n'), "{told:?}");
+    }
+}
+
 /// Without an answer the prompt is read all the same, and only what was read is counted.
 #[test]
 fn a_prompt_without_an_answer_is_read_and_kept() {

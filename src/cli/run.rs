@@ -194,12 +194,14 @@ impl Run {
         };
         let ask = |sink: &mut dyn FnMut(&str)| answer(&engine, &model.tokenizer, request, ends, &interrupted, sink);
         let (done, message) = self.listen(rendered.as_ref(), &interrupted, ask)?;
-        if let Some(claim) = &claim {
+        let saved = claim.as_ref().map(|claim| {
             let generated = generated(&done.ids, &model.tokenizer);
             let writer = Writer::claimed(claim, &id, [&prompt, generated].concat(), String::new());
-            engine.save(conversation, writer).map_err(fail)?;
-        }
+            engine.save(conversation, writer).map_err(fail)
+        });
+        // The answer is there, whether it could be kept or not.
         self.report(&prompt, &done, message.as_ref())?;
+        saved.transpose()?;
         Ok(if done.finish == Finish::Cancelled { INTERRUPTED } else { 0 })
     }
 
