@@ -137,7 +137,7 @@ fn a_run_is_one_json_object_and_repeats() {
 }
 
 /// What a command says when this is piped to it, and its exit code.
-fn piped(arguments: &[&str], text: &str) -> (String, String, Option<i32>) {
+pub(crate) fn piped(arguments: &[&str], text: &str) -> (String, String, Option<i32>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
     let streams = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = streams.spawn().unwrap();

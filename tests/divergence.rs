@@ -1,6 +1,6 @@
 //! How far predictions are from those of another file: `kvas perplexity --base-model`.
 
-use crate::commands::{succeeds, text};
+use crate::commands::{piped, succeeds, text};
 use serde_json::{Value, json};
 
 #[test]
@@ -25,4 +25,14 @@ fn perplexity_says_how_far_a_file_is_from_another() {
     let back = against(&["-m", model, "--base-model", &small]);
     let ratio = back["mean"].as_f64().unwrap() / of("mean");
     assert!(ratio != 1.0 && ratio > 0.3 && ratio < 3.0, "{found} {back}");
+}
+
+#[test]
+fn a_text_to_predict_comes_from_stdin_as_a_prompt_does() {
+    let (story, usual) =
+        ("tests/data/story.txt", ["perplexity", "-c", "64", "--chunks", "1", "--device", "cpu", "--json"]);
+    let of_file = succeeds(&[&usual[..], &["-f", story]].concat());
+    let (said, noted, code) = piped(&[&usual[..], &["-f", "-"]].concat(), &std::fs::read_to_string(story).unwrap());
+    let perplexity = |line: &str| serde_json::from_str::<Value>(line).unwrap()["perplexity"].clone();
+    assert!(code == Some(0) && perplexity(&said) == perplexity(&of_file), "{said} {noted}");
 }

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 pub(crate) struct Imatrix {
     #[command(flatten)]
     model: ModelFlags,
-    /// Text to read
+    /// Text to read; - for stdin
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
     /// File to write

@@ -29,7 +29,7 @@ pub(crate) struct Perplexity {
     model: ModelFlags,
     #[command(flatten)]
     policy: PolicyFlags,
-    /// Text to predict
+    /// Text to predict; - for stdin
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
     /// Windows to score [default: all]

@@ -1,7 +1,7 @@
 //! `kvas logits`: teacher-forced logits of a token sequence.
 
-use super::{device, flags::ModelFlags, output};
-use anyhow::{Context, anyhow, bail};
+use super::{device, flags::ModelFlags, output, tokenize::text_of};
+use anyhow::{anyhow, bail};
 use clap::Args;
 use kvas::{
     engine::score,
@@ -50,9 +50,7 @@ pub(crate) fn text_windows(
     most: Option<u32>,
 ) -> anyhow::Result<Vec<Vec<u32>>> {
     const USUAL: usize = 512;
-    let path = file.display();
-    let text = std::fs::read(file).with_context(|| path.to_string())?;
-    let text = String::from_utf8(text).with_context(|| format!("{path}: expected UTF-8 text"))?;
+    let text = text_of(file)?;
     let length = flags.run.context().unwrap_or(USUAL.min(model.spec.context_length));
     if length < 2 {
         bail!("-c {length}, expected a window of at least 2 tokens");
@@ -62,7 +60,8 @@ pub(crate) fn text_windows(
     let most = most.map_or(usize::MAX, |most| most as usize);
     let mut windows: Vec<Vec<u32>> = ids.chunks_exact(length).take(most).map(<[u32]>::to_vec).collect();
     if windows.is_empty() {
-        bail!("{path}: {} tokens, expected at least one window of {length}; -c N makes windows shorter", ids.len());
+        let (path, count) = (file.display(), ids.len());
+        bail!("{path}: {count} tokens, expected at least one window of {length}; -c N makes windows shorter");
     }
     // A model that expects a first token gets it in every window, in place of the one there.
     if let (true, Some(bos)) = (model.tokenizer.adds_bos(), model.tokenizer.roles().bos) {
