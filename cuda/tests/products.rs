@@ -46,10 +46,7 @@ fn main() -> ExitCode {
         // Every width by every way to unpack: those of 16 bits, of few instructions, and of many.
         let is_main = [Quant::Bf16, Quant::Q8_0, Quant::Q4K].contains(&quant);
         let widths = WIDTHS.iter().copied().filter(|_| is_main).map(Some);
-        let mut random = RandomWeights { quant, seed: 5 };
-        let mut all = |width| bits((&device, width), (quant, &mut random), all_products());
-        differing += widths.chain([None]).map(&mut all).sum::<usize>();
-        differing += bits((&device, None), (quant, &mut RepeatedWeights(quant)), many_experts());
+        differing += widths.chain([None]).map(|width| bits(&device, quant, width)).sum::<usize>();
         differing += whole_steps(&device, quant);
     }
     println!("{differing} formats and ops whose bits depend on the step");
@@ -101,24 +98,8 @@ fn step(rows: usize) -> Step {
     step
 }
 
-/// Products, their inputs, and what is compared.
-type Products = (Program, Vec<(Act, usize)>, Vec<(Act, usize)>);
-
-/// Experts of so many rows that what is left for the last turn of the kernels for them is shared.
-fn many_experts() -> Products {
-    let (inputs, rows, count, active) = (1024, 5700, 6, 3);
-    let mut b = Build::default();
-    let (x, experts, out) = (b.act("x", inputs), b.act("experts", active), b.act("many", active * rows));
-    let (logits, weights) = (b.act("logits", count), b.act("scores", active));
-    let scoring = RouterScoring::Softmax;
-    b.op(Op::Route(Route { logits, bias: None, scoring, groups: None, normalise: true, scale: 1.0, experts, weights }));
-    let (up, activation) = (b.matrix("ups", [count * rows, inputs]), Activation::ReluSquared);
-    b.op(Op::ExpertGatedLinear(ExpertGatedLinear { x, experts, gate: None, up, activation, out }));
-    (b.finish(out), vec![(x, inputs), (logits, count)], vec![(out, active * rows)])
-}
-
-/// All kinds of products of one input.
-fn all_products() -> Products {
+/// All kinds of products of one input; the inputs, and what is compared.
+fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     let (inputs, outputs, experts_total, active) = (1280, 200, 6, 3);
     let mut b = Build::default();
     let (x, plain, gated) = (b.act("x", inputs), b.act("plain", outputs), b.act("gated", outputs));
@@ -163,15 +144,12 @@ fn all_products() -> Products {
 
 /// Products of many rows at once, by kernels of one width where there are some, and of a few of them give the same bits. Returns
 /// for how many ops they do not.
-fn bits(
-    (device, width): (&Arc<Device>, Option<usize>),
-    (quant, weights): (Quant, &mut dyn WeightSource),
-    (program, inputs, compared): Products,
-) -> usize {
+fn bits(device: &Arc<Device>, quant: Quant, width: Option<usize>) -> usize {
     const ROWS: usize = 300;
+    let (program, inputs, compared) = all_products();
     let program = Arc::new(program);
     let mut backend = Cuda::new(device.clone()).with_width(width);
-    if let Err(error) = backend.prepare(program.clone(), weights, without_stores(ROWS)) {
+    if let Err(error) = backend.prepare(program.clone(), &mut RandomWeights { quant, seed: 5 }, without_stores(ROWS)) {
         println!("{quant}: {error}");
         return 1;
     }

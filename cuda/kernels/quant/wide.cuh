@@ -84,8 +84,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS = PARTS == 
     // left to the next cluster, which goes on with them at the end of all: nobody waits.
     //
     // Of fewer blocks than that each is shared by several clusters, all of which are at work at once. What each has summed up is
-    // left in memory, segments behind the first ones each alone, and all end some of the entries. Pieces are not shared so: nobody
-    // knows how many there are when clusters are launched.
+    // left in memory, segments behind the first ones each alone, and all end some of the entries.
     DEVICE Wide(const Job& job, u8* shared) : job(job), shared(shared), at(shared_address(shared)) {
         keep(at);
         rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
@@ -94,7 +93,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS = PARTS == 
         count = across * down;
         share_begin = 0, share_end = 0;
         shared_by = PARTS > 1 || job.pieces != nullptr || count == 0 ? 1 : max(clusters / count, 1u);
-        if (PARTS > 1 || count % clusters == 0 || count < clusters || (job.pieces != nullptr && !is_worth_sharing())) {
+        if (PARTS > 1 || job.pieces != nullptr || count % clusters == 0) {
             turns = cluster < count ? ceil_div(count - cluster, clusters) : 0;
         } else {
             turns = count / clusters - 1;
@@ -102,10 +101,6 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS = PARTS == 
             share_begin = left * cluster / clusters, share_end = left * (cluster + 1) / clusters;
         }
     }
-
-    // Whether clusters would do nothing for longer, in the last turn of pieces, than it takes to leave sums to others: about as long
-    // as a dozen units.
-    DEVICE bool is_worth_sharing() const { return (clusters - count % clusters) * job.units > 12 * clusters; }
 
     // Which share of its block a cluster has.
     DEVICE u32 share() const { return cluster / count; }
@@ -440,11 +435,12 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS, u32 BLOCKS = PARTS == 
     // Four rows are a vector, wherever it is that entries begin.
     DEVICE bool is_even() const { return (u64(job.out + job.column) / 4 | job.out_stride | job.rows) % 4 == 0; }
 
-    // Most ends are all alike: a product with factors, perhaps the square of what is positive, which may be added to what is there; or
-    // a gate of the usual kind.
+    // Most ends are all alike: a product with a factor, perhaps the square of what is positive of it, which may be added to what is
+    // there; or a gate of the usual kind.
     DEVICE bool is_usual() const {
         if constexpr (GATED) return is_even() && job.activation == SILU;
-        return is_even() && job.bias == nullptr && (job.activation == IDENTITY || job.activation == RELU_SQUARED);
+        const bool is_simple = job.activation == IDENTITY || job.activation == RELU_SQUARED;
+        return is_even() && job.bias == nullptr && job.row_gate == nullptr && is_simple;
     }
 
     // Any other end of a row of an entry.

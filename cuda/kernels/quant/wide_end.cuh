@@ -45,9 +45,7 @@ DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS, BLOCKS>::end_usual(float (&x)[4 * 
             for (u32 i = 0; i < 4 * COUNT; ++i) x[i] = fmaxf(x[i], 0.0f) * fmaxf(x[i], 0.0f);
         }
 #pragma unroll
-        for (u32 i = 0; i < COUNT; ++i) factor[i] = job.weight_of(entry[8 * i].number);
-#pragma unroll
-        for (u32 i = 0; i < 4 * COUNT; ++i) x[i] = __fmul_rn(x[i], factor[i / 4]);
+        for (u32 i = 0; i < 4 * COUNT; ++i) x[i] = __fmul_rn(x[i], job.scale);
         if (!job.accumulate) return;
 #pragma unroll
         for (u32 i = 0; i < 4 * COUNT; ++i) x[i] = __fadd_rn(with[i], x[i]);

@@ -186,10 +186,8 @@ pub(crate) struct Parts {
     pub(crate) order: usize,
     factors: usize,
     x: usize,
-    /// Products of entries that are summed afterwards.
+    /// Products of entries that are summed afterwards, or parts of products.
     pub(crate) sums: usize,
-    /// Parts of products, and sums that blocks leave to others.
-    left: usize,
     bytes: usize,
 }
 
@@ -204,15 +202,12 @@ impl Parts {
     ) -> Self {
         let entries = most_rows * per_row;
         let (inputs, listed, summed) = match stacking {
-            Stacking::One | Stacking::Heads(_) => (entries, 0, 0),
+            Stacking::One | Stacking::Heads(_) if is_split(rows, gated == 2, per_row) => {
+                (entries, 0, left.max(gated * SEGMENTS * SPLIT.min(most_rows) * per_row * rows))
+            }
+            Stacking::One | Stacking::Heads(_) => (entries, 0, left),
             Stacking::Experts(..) => (if in_order { entries } else { most_rows }, entries, 0),
             Stacking::ExpertParts(..) => (entries, entries, entries * rows),
-        };
-        let left = match stacking {
-            Stacking::One | Stacking::Heads(_) if is_split(rows, gated == 2, per_row) => {
-                left.max(gated * SEGMENTS * SPLIT.min(most_rows) * per_row * rows)
-            }
-            Stacking::One | Stacking::Heads(_) | Stacking::Experts(..) | Stacking::ExpertParts(..) => left,
         };
         let after = |begin: usize, bytes: usize| begin + bytes.next_multiple_of(256);
         let pieces = after(0, 4);
@@ -221,8 +216,7 @@ impl Parts {
         let x = after(factors, 4 * inputs);
         // Kernels read a unit beyond the last.
         let sums = after(x, 2 * (inputs.next_multiple_of(8) * columns.next_multiple_of(UNIT) + UNIT));
-        let left_at = after(sums, 4 * summed);
-        Self { pieces, order, factors, x, sums, left: left_at, bytes: after(left_at, 4 * left) }
+        Self { pieces, order, factors, x, sums, bytes: after(sums, 4 * summed) }
     }
 
     /// Of an op that is a product.
@@ -233,13 +227,10 @@ impl Parts {
             Rows::Step => limits.rows,
             Rows::Outputs => limits.outputs,
         };
-        let in_order = wide::takes_experts(device, (most_rows * per_row).div_ceil(count));
-        let left = match product.stacking {
-            Stacking::One | Stacking::Heads(_) => wide::sums_left(device, most_rows),
-            Stacking::Experts(..) | Stacking::ExpertParts(..) => wide::sums_left_of_experts(device, in_order),
-        };
+        let left = wide::sums_left(device, most_rows);
         let parts = product.weights().map(|weight| {
             let [rows, columns] = program.weight(weight).shape;
+            let in_order = wide::takes_experts(device, (most_rows * per_row).div_ceil(count));
             let stacking = (per_row, product.stacking, in_order);
             Self::new(most_rows, stacking, [rows / count, columns], (product.weights().count(), left))
         });
@@ -307,7 +298,7 @@ impl Machine {
             out: of.out.0,
             bias: self.optional(of.bias).0,
             row_gate: of.row_gate.map_or(0, |gate| self.act(gate).0),
-            parts: self.scratch().at(parts.left).0,
+            parts: self.scratch().at(parts.sums).0,
             rows: rows_of_matrix as u32,
             units: if matrix.quant == Quant::F32 { matrix.columns } else { matrix.units() } as u32,
             entries: rows as u32,

@@ -112,12 +112,6 @@ pub(crate) fn sums_left(device: &Device, rows: usize) -> usize {
     if takes(device, rows) { MOST_LEFT * device.multiprocessors() * 128 * WIDTHS[0] } else { 0 }
 }
 
-/// The same of pieces of experts, if they meet them in these kernels: a block leaves those of one piece, and two blocks of a
-/// multiprocessor have at most 64 entries each.
-pub(crate) fn sums_left_of_experts(device: &Device, is_taken: bool) -> usize {
-    if is_taken { device.multiprocessors() * 128 * WIDTHS[0] } else { 0 }
-}
-
 /// Flags of all of them.
 pub(crate) fn flags(device: &Device) -> usize {
     FLAGS * device.multiprocessors()
