@@ -35,4 +35,6 @@ fn a_text_to_predict_comes_from_stdin_as_a_prompt_does() {
     let (said, noted, code) = piped(&[&usual[..], &["-f", "-"]].concat(), &std::fs::read_to_string(story).unwrap());
     let perplexity = |line: &str| serde_json::from_str::<Value>(line).unwrap()["perplexity"].clone();
     assert!(code == Some(0) && perplexity(&said) == perplexity(&of_file), "{said} {noted}");
+    let (_, noted, code) = piped(&[&usual[..], &["-f", "-"]].concat(), "Once");
+    assert!(code == Some(1) && noted.contains("stdin: ") && noted.contains("at least one window of 64"), "{noted}");
 }

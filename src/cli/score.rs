@@ -1,6 +1,11 @@
 //! `kvas logits`: teacher-forced logits of a token sequence.
 
-use super::{device, flags::ModelFlags, output, tokenize::text_of};
+use super::{
+    device,
+    flags::ModelFlags,
+    output,
+    tokenize::{named, text_of},
+};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use kvas::{
@@ -60,8 +65,8 @@ pub(crate) fn text_windows(
     let most = most.map_or(usize::MAX, |most| most as usize);
     let mut windows: Vec<Vec<u32>> = ids.chunks_exact(length).take(most).map(<[u32]>::to_vec).collect();
     if windows.is_empty() {
-        let (path, count) = (file.display(), ids.len());
-        bail!("{path}: {count} tokens, expected at least one window of {length}; -c N makes windows shorter");
+        let (name, count) = (named(file), ids.len());
+        bail!("{name}: {count} tokens, expected at least one window of {length}; -c N makes windows shorter");
     }
     // A model that expects a first token gets it in every window, in place of the one there.
     if let (true, Some(bos)) = (model.tokenizer.adds_bos(), model.tokenizer.roles().bos) {

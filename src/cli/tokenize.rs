@@ -106,16 +106,21 @@ impl Tokenize {
     }
 }
 
+/// What messages call a file of which [`text_of`] gives the text.
+pub(crate) fn named(path: &Path) -> String {
+    if path.as_os_str() == "-" { "stdin".to_string() } else { path.display().to_string() }
+}
+
 /// The text of a file; of stdin if it is called `-`.
 pub(crate) fn text_of(path: &Path) -> anyhow::Result<String> {
-    let (name, bytes) = if path.as_os_str() == "-" {
+    let bytes = if path.as_os_str() == "-" {
         let mut bytes = Vec::new();
-        ("stdin".to_string(), std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes))
+        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
     } else {
-        (path.display().to_string(), std::fs::read(path))
+        std::fs::read(path)
     };
-    let bytes = bytes.with_context(|| name.clone())?;
-    String::from_utf8(bytes).with_context(|| format!("{name}: expected UTF-8 text"))
+    let bytes = bytes.with_context(|| named(path))?;
+    String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8 text", named(path)))
 }
 
 impl Detokenize {
