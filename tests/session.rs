@@ -248,7 +248,8 @@ fn an_answer_is_told_whose_session_cannot_be_kept() {
     let (model, session) = (bundled(), folder.text("story"));
     // What is in the place of the file it is written to first.
     std::fs::create_dir(folder.path("story.partial")).unwrap();
-    let run = ["run", "-m", &model, "-p", "Once upon a time", "-n", "8", "-c", "512", "--session", &session];
+    let run =
+        ["run", "-m", &model, "-p", "Once upon a time", "-n", "8", "-c", "512", "--session", &session, "--ignore-eos"];
     for more in [&["--json"][..], &[]] {
         let output = kvas(&[&run, more].concat()).output().unwrap();
         let (told, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

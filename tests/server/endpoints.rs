@@ -45,8 +45,8 @@ fn every_endpoint_that_is_asked_answers() {
     let host = Host::shared();
     let (text, few) = (json!("The fox"), json!({"num_predict": 2}));
     let prompt = json!({"prompt": text, "max_tokens": 2, "n_predict": 2, "stream": false, "options": few});
-    let chat = json!({"messages": ask(), "max_tokens": 2, "stream": false, "options": few});
-    let input = json!({"input": text, "max_output_tokens": 2});
+    let chat = json!({"messages": ask(), "max_tokens": 2, "stream": false, "options": few, "ignore_eos": true});
+    let input = json!({"input": text, "max_output_tokens": 2, "ignore_eos": true});
     let cases = [
         ("/v1/chat/completions", &chat, "/choices/0/message/role"),
         ("/chat/completions", &chat, "/usage/total_tokens"),

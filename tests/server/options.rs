@@ -531,7 +531,7 @@ fn large_numbers_and_texts_are_taken_as_they_are_meant() {
 #[test]
 fn a_refused_request_is_counted() {
     let host = Host::start(1, |settings, _| settings.queue = 0);
-    let mut first = host.open("/completion", &json!({"prompt": "The fox", "n_predict": 900, "stream": true}));
+    let mut first = host.open("/completion", &json!({"prompt": "The fox", "stream": true, "ignore_eos": true}));
     assert!(first.piece().is_some());
     assert_eq!(host.post("/completion", &json!({"prompt": "Hi"})).status, 503);
     let text = host.get("/metrics").text();
