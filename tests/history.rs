@@ -231,6 +231,7 @@ impl<'a> World<'a> {
                 seals,
                 seal_every,
                 segments: None,
+                joins: true,
             };
             self.scheduler.begin(&mut self.memory, (id, rewindable), prompt.clone(), running).work
         } else {
@@ -243,6 +244,11 @@ impl<'a> World<'a> {
     }
 
     fn step(&mut self) {
+        while let Some(id) = self.scheduler.arrived(&self.memory) {
+            let rewindable = self.runner.rewindable(self.memory.slot(id));
+            let reuse = self.scheduler.follow(&mut self.memory, (id, rewindable));
+            self.runner.apply(&reuse.work).unwrap();
+        }
         let plan = self.scheduler.plan(&mut self.memory, u32::MAX);
         plan.work.iter().for_each(|work| self.runner.apply(work).unwrap());
         // Rows that nobody needs.

@@ -141,6 +141,7 @@ impl<'a> World<'a> {
             4 | 5 if busy => self.cancel(at),
             6 | 7 if busy => self.abandon(at),
             _ if busy => self.hear(at),
+            10 => self.ask_alike(at),
             6 | 7 => self.regenerate(at),
             8 | 9 => self.edit(at),
             _ => self.ask(at),
@@ -165,6 +166,19 @@ impl<'a> World<'a> {
         }
         let prompt = [&talk.tokens[..], &question].concat();
         self.submit(at, prompt);
+    }
+
+    /// What another one is asked as well, at once, or its beginning.
+    fn ask_alike(&mut self, at: usize) {
+        let others: Vec<usize> = (0..self.talks.len()).filter(|other| self.talks[*other].asked.is_none()).collect();
+        let asked = self.some_tokens(80);
+        let begins = [&self.talks[at].tokens[..], &asked].concat();
+        let prompt = &begins[..begins.len().min(CONTEXT - 24)];
+        for other in others {
+            let kept = prompt.len() - [0, self.random.below(prompt.len().min(60))][self.random.below(2)];
+            let own = [&prompt[..kept], &self.some_tokens(8)[..]].concat();
+            self.submit(other, own);
+        }
     }
 
     fn regenerate(&mut self, at: usize) {
@@ -292,6 +306,35 @@ fn every_answer_is_that_of_a_fresh_engine() {
             read = [read[0] + world.read[0], read[1] + world.read[1]];
         }
         println!("{name}: {answers} answers, {ties} ties, {} prompt tokens read, {} not", read[0], read[1]);
+    }
+}
+
+/// Requests that are there at once and begin alike have that beginning read once, and answer as they would alone.
+#[test]
+fn what_prompts_at_once_begin_with_is_read_once() {
+    for name in ["qwen35", "mamba2", "lfm2", "llama"] {
+        let model = converted(&fixture(name), Quant::F32);
+        let (vocab, pages) = (model.spec.vocab, 1 + model.program.page_stores() * TALKS * (CONTEXT / 4 + 1));
+        let engine = |snapshots| {
+            Engine::start(prepared(&model, 20, pages, snapshots, Replay::new(8, 4)), EngineConfig::new(CONTEXT))
+        };
+        let mut random = Random::new(7);
+        let mut some = |count: usize| (0..count).map(|_| random.below(vocab) as u32).collect::<Vec<u32>>();
+        let whole = some(120);
+        let prompts = [whole.clone(), whole.clone(), [&whole[..90], &some(20)[..]].concat(), whole];
+        let (together, alone) = (engine(9), engine(0));
+        // It has nothing to do before all of them are there.
+        let (release, wait) = std::sync::mpsc::channel::<()>();
+        let holding = move |event: Event| matches!(event, Event::Done(..)) || wait.recv().is_err();
+        together.submit_to(request(None, &[1], 1, vocab), Box::new(holding));
+        let streams = prompts.each_ref().map(|prompt| together.submit(request(None, prompt, 6, vocab)));
+        drop(release);
+        let heard = streams.each_ref().map(|stream| hear(stream).unwrap());
+        assert_eq!(heard.each_ref().map(|(.., timings)| timings.prompt_tokens), [120, 1, 110 - 80, 1], "{name}");
+        assert_eq!(heard.each_ref().map(|(.., timings)| timings.cached_tokens), [0, 119, 80, 119], "{name}");
+        for (prompt, (tokens, ..)) in prompts.iter().zip(&heard) {
+            assert_eq!(hear(&alone.submit(request(None, prompt, 6, vocab))).unwrap().0, *tokens, "{name}");
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
     },
 };
 use crate::{
+    memory::Miss,
     policy::EvictionPolicy,
     sampling::{Distribution, Row, Sampler, SamplingError},
     scheduler::Finish,
@@ -254,6 +255,17 @@ impl Job {
     pub(super) fn has_read(&mut self, read: usize) {
         if self.progress {
             self.untold.push(Event::Progress(Progress { read, timings: self.timings_now() }));
+        }
+    }
+
+    /// Of the prompt, so many tokens need not be read after all: others have read them meanwhile.
+    pub(super) fn begins_with(&mut self, cached: usize, miss: Miss) {
+        let tokens = self.timings.cached_tokens + self.timings.prompt_tokens;
+        // What is read again by who made room is not counted twice.
+        if self.first_token.is_none() && cached > self.timings.cached_tokens {
+            (self.timings.cached_tokens, self.timings.prompt_tokens) = (cached, tokens - cached);
+            self.timings.miss = miss;
+            self.has_read(cached);
         }
     }
 

@@ -15,6 +15,7 @@ mod pace;
 mod prediction;
 mod prompt_output;
 mod request;
+mod resume;
 mod runner;
 mod score;
 mod segments;
@@ -389,7 +390,10 @@ impl Engine {
         let (max_tokens, stop) = (request.max_tokens, request.stop_tokens.clone());
         let needs_all = request.score.is_some_and(PromptOutput::needs_all);
         let (outputs, cache) = if needs_all { (Outputs::All, Cache::Ignore) } else { (Outputs::Last, request.cache) };
-        let running = Running { cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every, segments };
+        // What evicts tokens reads a prompt in its own way.
+        let joins = bound.is_none();
+        let running =
+            Running { cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every, segments, joins };
         let entered: Vec<_> = self.memory.enter(id, request.scope).into_iter().collect();
         self.apply(&entered).map_err(|error| self.begun_in_vain(id, &error))?;
         let mut emptied: Vec<_> = self.memory.bind(id, asked).into_iter().collect();
@@ -450,6 +454,7 @@ impl Engine {
     fn step(&mut self) -> Result<(), DeviceError> {
         let started = self.handed_out.unwrap_or_else(Instant::now);
         self.resume()?;
+        self.follow()?;
         self.keep_segments()?;
         self.propose();
         self.allow_rereading();
@@ -490,17 +495,6 @@ impl Engine {
         self.note_fault(None);
         for (span, outcome) in plan.spans.iter().zip(outcomes) {
             outcome.ending.into_iter().for_each(|ending| self.conclude(span.id, ending));
-        }
-        Ok(())
-    }
-
-    /// Who made room for others goes on as soon as there is room again.
-    fn resume(&mut self) -> Result<(), DeviceError> {
-        while let Some(id) = self.scheduler.resumable(&self.memory) {
-            let tokens = self.scheduler.get(id).tokens.clone();
-            self.reload_prefix((id, 0), &tokens);
-            let reuse = self.scheduler.resume(&mut self.memory, id);
-            self.apply(&[reuse.work])?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 //! same thing, tokens that are known and not yet committed; a step takes all the single ones and as much of the
 //! longer ones as fits. Behind a single one may come drafts, of which any number is kept.
 
+mod following;
 mod preemption;
 mod sequence;
 mod share;
@@ -127,7 +128,7 @@ impl Scheduler {
         prompt: Vec<u32>,
         mut running: Running,
     ) -> Reuse {
-        let (committed, fresh, grain) = (memory.committed(id) as usize, self.fresh, self.grain);
+        let (committed, fresh) = (memory.committed(id) as usize, self.fresh);
         let sequence = self.get_mut(id);
         assert!(sequence.running.is_none(), "a sequence has one request at a time");
         let reuse = match running.cache {
@@ -137,16 +138,26 @@ impl Scheduler {
         running.seals.extend(every(running.seal_every, reuse.cached, prompt.len() as u32));
         // A snapshot would write the state that a short sequence does without, and save next to nothing.
         running.seals.retain(|at| *at > fresh);
-        running.seals.extend(
-            reuse.branch.and_then(|at| parting(at, (reuse.cached, grain), &running.seals)).filter(|at| *at > fresh),
-        );
         running.seals.sort_unstable();
         sequence.begin(prompt, running);
+        self.begin_reading(id, &reuse);
         // Oldest request first: this one is now the youngest.
         let at = self.sequences.iter().position(|sequence| sequence.id == id).expect("the sequence is known");
         let sequence = self.sequences.remove(at);
         self.sequences.push(sequence);
+        self.find_alike(memory, id);
         reuse
+    }
+
+    /// Reads a prompt from where it need not be read, and remembers where it leaves what others have read.
+    fn begin_reading(&mut self, id: SequenceId, reuse: &Reuse) {
+        let (fresh, grain) = (self.fresh, self.grain);
+        let sequence = self.get_mut(id);
+        sequence.began = reuse.cached;
+        let Some(running) = &mut sequence.running else { return };
+        let leaves = reuse.branch.and_then(|at| parting(at, (reuse.cached, grain), &running.seals));
+        running.seals.extend(leaves.filter(|at| *at > fresh));
+        running.seals.sort_unstable();
     }
 
     /// From now on steps are planned for all but this sequence, whose prompt is read layer by layer.
@@ -166,6 +177,7 @@ impl Scheduler {
         let ready = ready.map(|sequence| (sequence.id, pending(sequence, memory)));
         let (decodes, prompts): (Vec<_>, Vec<_>) =
             ready.partition(|(id, rows)| *rows == 1 || self.get(*id).is_in_answer(memory));
+        let prompts = self.leading(memory, prompts);
         // Nobody waits for the drafts of others, no prompt either.
         let others = decodes.len() as u32;
         // With fewer rows `cut` gives none to a prompt whose inputs are kept instead of a state: its part of a step has to end

@@ -101,8 +101,15 @@ impl Scheduler {
         let sequence = self.get_mut(id);
         sequence.paused = false;
         match sequence.running.as_ref().map(|running| running.cache) {
-            Some(Cache::Use) | None => memory.attach(id, &[], &sequence.tokens, 0),
-            Some(Cache::Ignore) => Reuse { miss: Miss::Unwanted, ..Reuse::default() },
+            Some(Cache::Use) | None => {
+                let reuse = memory.attach(id, &[], &sequence.tokens, 0);
+                sequence.began = reuse.cached;
+                reuse
+            }
+            Some(Cache::Ignore) => {
+                sequence.began = 0;
+                Reuse { miss: Miss::Unwanted, ..Reuse::default() }
+            }
         }
     }
 }

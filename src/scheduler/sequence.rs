@@ -1,5 +1,6 @@
 //! One sequence's timeline and the request in progress on it.
 
+use super::following::Alike;
 use crate::{
     memory::{Memory, SequenceId},
     policy::Schedule,
@@ -59,6 +60,8 @@ pub struct Running {
     pub seal_every: u32,
     /// How the sequence gives up segments, if it does.
     pub segments: Option<Schedule>,
+    /// Whether others may begin with what it reads while it reads it, and it with what they read.
+    pub joins: bool,
 }
 
 /// The tokens of a sequence: committed ones, then those known but not yet read.
@@ -78,11 +81,28 @@ pub struct Sequence {
     pub running: Option<Running>,
     /// Whether it made room for others and waits for room itself.
     pub paused: bool,
+    /// Where the reading of its prompt began.
+    pub(super) began: u32,
+    /// Older requests whose prompts begin as its own does.
+    pub(super) alike: Vec<Alike>,
+    /// Whether one of them reads for it what both begin with.
+    pub(super) follows: bool,
 }
 
 impl Sequence {
     pub(super) fn new(id: SequenceId) -> Self {
-        Self { id, tokens: Vec::new(), prompt: 0, at_once: 1, drafts: Vec::new(), running: None, paused: false }
+        Self {
+            id,
+            tokens: Vec::new(),
+            prompt: 0,
+            at_once: 1,
+            drafts: Vec::new(),
+            running: None,
+            paused: false,
+            began: 0,
+            alike: Vec::new(),
+            follows: false,
+        }
     }
 
     /// True if the request in progress wants no token.
@@ -96,6 +116,7 @@ impl Sequence {
     }
 
     pub(super) fn begin(&mut self, prompt: Vec<u32>, running: Running) {
+        (self.alike, self.follows) = (Vec::new(), false);
         self.prompt = prompt.len() as u32;
         self.tokens = prompt;
         self.drafts.clear();

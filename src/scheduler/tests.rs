@@ -30,6 +30,7 @@ fn running(seal_at: u32) -> Running {
         seals: vec![seal_at],
         seal_every: 0,
         segments: None,
+        joins: true,
     }
 }
 
@@ -41,6 +42,9 @@ fn open(scheduler: &mut Scheduler, memory: &mut Memory) -> SequenceId {
 
 /// Runs the plan, "sampling" the given token wherever one is wanted.
 fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(SequenceId, u32, Option<Finish>)> {
+    while let Some(id) = scheduler.arrived(memory) {
+        scheduler.follow(memory, (id, 0));
+    }
     let plan = scheduler.plan(memory, u32::MAX);
     let mut done = Vec::new();
     for span in &plan.spans {
@@ -332,4 +336,116 @@ fn prompts_are_cut_at_the_grain_of_the_backend() {
         assert_eq!(rows, expected, "grain {grain}");
         assert_eq!(super::parting(55, (4, grain as u32), &[]), Some(parting));
     }
+}
+
+/// A scheduler whose steps have 64 rows, and so many sequences with these prompts, each of which is remembered before its end.
+fn with_prompts(prompts: &[Vec<u32>], change: impl Fn(usize, &mut Running)) -> (Scheduler, Memory, Vec<SequenceId>) {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 2000)), memory(2000));
+    let ids: Vec<_> = prompts.iter().map(|_| open(&mut scheduler, &mut memory)).collect();
+    for (at, (id, prompt)) in ids.iter().zip(prompts).enumerate() {
+        let mut running = Running { context: 5000, ..running(prompt.len() as u32 - 1) };
+        change(at, &mut running);
+        scheduler.begin(&mut memory, (*id, 0), prompt.clone(), running);
+    }
+    (scheduler, memory, ids)
+}
+
+/// Rows that were read of each sequence until all of them have answered.
+fn rows_read(scheduler: &mut Scheduler, memory: &mut Memory, ids: &[SequenceId]) -> Vec<u32> {
+    let mut rows = vec![0; ids.len()];
+    for _ in 0..100 {
+        for (id, read, _) in step(scheduler, memory, 99) {
+            rows[ids.iter().position(|known| *known == id).unwrap()] += read;
+        }
+        if scheduler.running().next().is_none() {
+            return rows;
+        }
+    }
+    panic!("no progress: {rows:?}");
+}
+
+/// A prompt of tokens that count up, with another end after some of them.
+fn parted(length: u32, at: u32, end: u32) -> Vec<u32> {
+    (1000..1000 + length).map(|token| if token < 1000 + at { token } else { token + end }).collect()
+}
+
+#[test]
+fn prompts_that_begin_alike_are_read_once() {
+    let prompts = [parted(300, 300, 0), parted(300, 300, 0), parted(260, 150, 1000), parted(280, 250, 2000)];
+    let (mut scheduler, mut memory, ids) = with_prompts(&prompts, |_, _| {});
+    // They part behind 150 and 250 tokens, and begin anew after whole chunks.
+    assert_eq!(rows_read(&mut scheduler, &mut memory, &ids), [300, 1, 260 - 144, 280 - 240]);
+    // Who shares as much with two waits for one of them only.
+    let prompts = [parted(300, 300, 0), parted(300, 300, 0), parted(260, 150, 1000)];
+    let (mut scheduler, mut memory, ids) = with_prompts(&prompts, |_, _| {});
+    (0..4).for_each(|_| drop(step(&mut scheduler, &mut memory, 50)));
+    assert_eq!(ids.iter().map(|id| memory.committed(*id)).collect::<Vec<_>>(), [144 + 16, 0, 144 + 48]);
+    // Two that share more with each other than with the first.
+    let prompts = [parted(300, 300, 0), parted(300, 100, 1000), [parted(200, 100, 1000), vec![5; 100]].concat()];
+    let (mut scheduler, mut memory, ids) = with_prompts(&prompts, |_, _| {});
+    assert_eq!(rows_read(&mut scheduler, &mut memory, &ids), [300, 300 - 96, 300 - 192]);
+}
+
+#[test]
+fn nobody_waits_for_what_saves_little_or_does_not_fit() {
+    let alike = || [parted(300, 300, 0), parted(300, 300, 0)];
+    let short = [parted(300, 300, 0), parted(300, 79, 1000)];
+    let (mut scheduler, mut memory, ids) = with_prompts(&short, |_, _| {});
+    assert_eq!(rows_read(&mut scheduler, &mut memory, &ids), [300, 300 - 64]);
+    let short = [parted(300, 300, 0), parted(300, 63, 1000)];
+    type Change<'a> = &'a dyn Fn(usize, &mut Running);
+    let unchanged: Change<'_> = &|_, _| {};
+    let cases: [(&[Vec<u32>], Change<'_>); 5] = [
+        (&short, unchanged),
+        (&alike(), &|at, running| running.joins = at != 0),
+        (&alike(), &|at, running| running.joins = at != 1),
+        (&alike(), &|at, running| running.cache = [Cache::Use, Cache::Ignore][at]),
+        (&alike(), &|_, running| running.seals.clear()),
+    ];
+    for (number, (prompts, change)) in cases.into_iter().enumerate() {
+        let (mut scheduler, mut memory, ids) = with_prompts(prompts, change);
+        assert_eq!(rows_read(&mut scheduler, &mut memory, &ids), [300, 300], "{number}");
+    }
+    let scored: Change<'_> = &|at, running| running.outputs = [Outputs::Last, Outputs::All][at];
+    let (scheduler, _, ids) = with_prompts(&alike(), scored);
+    assert!(scheduler.get(ids[1]).alike.is_empty(), "all of it is looked at");
+    let [first, second] = alike();
+    let (mut scheduler, mut memory, mut ids) = with_prompts(&[first], |_, _| {});
+    ids.push(open(&mut scheduler, &mut memory));
+    memory.enter(ids[1], crate::memory::Scope(7));
+    scheduler.begin(&mut memory, (ids[1], 0), second, Running { context: 5000, ..running(299) });
+    assert_eq!(rows_read(&mut scheduler, &mut memory, &ids), [300, 300], "in another scope");
+}
+
+/// Who is waited for may leave, or make room for others: who waits goes on with what there is.
+#[test]
+fn who_waits_goes_on_without_the_one_that_is_waited_for() {
+    let prompts = [vec![7; 40], parted(300, 300, 0), parted(300, 300, 0)];
+    let (mut scheduler, mut memory, ids) = with_prompts(&prompts, |_, running| running.max_tokens = 100);
+    step(&mut scheduler, &mut memory, 50);
+    step(&mut scheduler, &mut memory, 50);
+    let read = memory.committed(ids[1]);
+    assert!(read > 64 && memory.committed(ids[2]) == 0);
+    scheduler.end(&mut memory, ids[1]);
+    step(&mut scheduler, &mut memory, 50);
+    assert!(memory.committed(ids[2]) > read, "from where the other one was");
+    let (mut scheduler, mut memory, ids) = with_prompts(&prompts, |_, running| running.max_tokens = 100);
+    step(&mut scheduler, &mut memory, 50);
+    step(&mut scheduler, &mut memory, 50);
+    scheduler.make_room(&mut memory, ids[0]);
+    assert!(scheduler.get(ids[1]).paused);
+    step(&mut scheduler, &mut memory, 50);
+    assert_eq!(memory.committed(ids[2]), 48, "from the start");
+}
+
+/// The beginning of a long prompt for which a short one waits goes before prompts that are longer than it.
+#[test]
+fn what_is_waited_for_is_read_first() {
+    let prompts = [vec![7; 900], vec![8; 400], parted(3000, 3000, 0), parted(120, 100, 1000)];
+    let (mut scheduler, mut memory, ids) = with_prompts(&prompts, |_, _| {});
+    step(&mut scheduler, &mut memory, 50);
+    step(&mut scheduler, &mut memory, 50);
+    assert_eq!(ids.iter().map(|id| memory.committed(*id)).collect::<Vec<_>>(), [32, 0, 96, 0]);
+    step(&mut scheduler, &mut memory, 99);
+    assert_eq!(memory.committed(ids[3]), 119);
 }
