@@ -9,7 +9,7 @@ use kvas_backend::{
     conformance::{Build, Random, RepeatedWeights, without_stores},
     op::{Activation, GatedLinear, Linear},
 };
-use kvas_cpu::Cpu;
+use kvas_cpu::{Arithmetic, Cpu, Isa};
 use kvas_gguf::Quant;
 use std::{sync::Arc, time::Instant};
 
@@ -30,7 +30,7 @@ fn main() -> Result<(), String> {
             _ => names.push(argument),
         }
     }
-    println!("{rows} rows, {threads} threads, {}", kvas_cpu::Isa::best().name());
+    println!("{rows} rows, {threads} threads, {}", Isa::best().name());
     for quant in [Quant::Q8_0, Quant::Q4K, Quant::Bf16] {
         for (outputs, inputs, is_gated) in
             [(1024, 1024, false), (2048, 2048, false), (8192, 2048, true), (2048, 8192, false)]
@@ -104,7 +104,7 @@ impl Shape {
         step.push(Slot(1), 0, &vec![0; self.rows], Outputs::All, []);
         let (mut seconds, mut peak, start) = (f64::INFINITY, 0.0f64, Instant::now());
         while start.elapsed().as_secs_f64() < SECONDS {
-            peak = peak.max(kvas_cpu::compute_peak(threads));
+            peak = peak.max(kvas_cpu::compute_peak(threads, Arithmetic::of(Isa::best(), quant)));
             for _ in 0..4 {
                 let start = Instant::now();
                 backend.run(&program, &step).unwrap();

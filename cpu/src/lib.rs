@@ -24,7 +24,7 @@ mod states;
 mod tiled;
 mod weights;
 
-pub use limits::{available_memory, compute_peak, read_bandwidth, resident_memory};
+pub use limits::{Arithmetic, available_memory, compute_peak, read_bandwidth, resident_memory};
 pub use plan::packs;
 pub use simd::Isa;
 

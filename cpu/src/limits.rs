@@ -3,13 +3,18 @@
 use crate::{
     arena::Arena,
     groups,
+    ops::tiles,
+    packed::coding::Four,
     pool::{Place, Pool, Tiles as Parts},
     simd::{
         Isa, Kernel, Proof, Simd, math,
+        panels::{Panels, ROWS},
         tiles::{HotProduct, Line, SIDE, STEP, Tiles},
     },
+    weights::Path,
 };
 use kvas_backend::conformance::Random;
+use kvas_gguf::Quant;
 use std::{hint::black_box, time::Instant};
 
 /// Bytes that can be allocated before the system starts to swap or kill; `None` where it does not say. The smaller of
@@ -100,10 +105,10 @@ pub fn read_bandwidth(threads: usize) -> f64 {
     seconds.map_or(0.0, |seconds| bytes / seconds)
 }
 
-/// Multiply-adds in ten independent chains.
+/// Multiply-adds in independent chains: more than the two a cycle that take four to five.
 struct MultiplyAdd(f32);
 
-const CHAINS: usize = 10;
+const CHAINS: usize = 12;
 const ROUNDS: usize = 400_000;
 
 /// Returns the operations it did: a multiplication and an addition per lane.
@@ -125,6 +130,54 @@ impl Kernel for MultiplyAdd {
         }
         black_box(simd.sum(total));
         2 * S::LANES * CHAINS * ROUNDS
+    }
+}
+
+/// Products of codes of four bits with activations of eight, which stay in the first-level cache: the dot products that weights of
+/// block formats go through where there is no matrix unit.
+struct ByteDots<'a> {
+    /// `[8 fours][16 rows]`
+    codes: &'a [[u8; 4 * ROWS]; 8],
+    /// `[activations][8 fours]`
+    x: &'a [[i8; 4]],
+}
+
+/// Activations that meet them at most.
+const MOST: usize = 8;
+/// Products of all codes and activations that are added up in integers, and how often that is begun anew.
+const ADDED: (usize, usize) = (1000, 50);
+
+/// Returns the operations it did, and what came out.
+impl Kernel for ByteDots<'_> {
+    type Output = (usize, f32);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> (usize, f32) {
+        let p = simd.panels();
+        if S::Panels::TOGETHER >= MOST { self.multiply::<_, MOST>(p) } else { self.multiply::<_, { MOST / 2 }>(p) }
+    }
+}
+
+impl ByteDots<'_> {
+    #[inline(always)]
+    fn multiply<P: Panels, const R: usize>(self, p: P) -> (usize, f32) {
+        let [a, b, c, d, e, f, g, h] = self.codes;
+        let codes =
+            [[p.codes(a), p.codes(b), p.codes(c), p.codes(d)], [p.codes(e), p.codes(f), p.codes(g), p.codes(h)]];
+        let mut total = p.every(0.0);
+        for _ in 0..ADDED.1 {
+            let mut sums = [p.integers(0); R];
+            for _ in 0..ADDED.0 {
+                let x = black_box(self.x);
+                sums = p.dots::<Four, R, 4>(sums, &codes[0], 0, x);
+                sums = p.dots::<Four, R, 4>(sums, &codes[1], 4, x);
+            }
+            for sum in sums {
+                total = p.plus(total, p.to_floats(sum));
+            }
+        }
+        let columns = 4 * self.codes.len();
+        (2 * ROWS * columns * R * ADDED.0 * ADDED.1, p.array(total).iter().sum())
     }
 }
 
@@ -167,26 +220,78 @@ impl HotTiles {
     }
 }
 
-/// Multiply-adds of `threads` threads together, in GFLOP/s (two operations each): by the matrix unit where there is one,
-/// of bf16 from the first-level cache, else of f32 in vectors; the best of several runs. Takes about a tenth of a
-/// second; 0 if threads cannot be started.
-pub fn compute_peak(threads: usize) -> f64 {
-    let threads = threads.max(1);
-    if let Some(unit) = Proof::of(Isa::best()).and_then(Proof::tiles) {
-        let hot = HotTiles::new();
-        let operations = threads * hot.multiply(unit);
-        let mut data = vec![0.0; WINDOWS * threads];
-        let seconds = fastest(threads, &mut data, |_, _| {
-            black_box(hot.multiply(unit));
-        });
-        return seconds.map_or(0.0, |seconds| operations as f64 / seconds / 1e9);
+/// What products of prompts are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// bf16 in the matrix unit.
+    MatrixUnit,
+    /// Dot products of 8 bits in vectors.
+    Bytes,
+    /// f32 in vectors.
+    Floats,
+}
+
+impl Arithmetic {
+    /// That with which rows of prompts meet weights of a format on a processor with this instruction set.
+    pub fn of(isa: Isa, quant: Quant) -> Self {
+        if isa == Isa::Amx && tiles::serves(quant, STEP) {
+            Self::MatrixUnit
+        } else if Path::of(quant) == Path::Packed {
+            Self::Bytes
+        } else {
+            Self::Floats
+        }
     }
-    let operations = Proof::of(Isa::best()).map_or(0, |proof| threads * proof.run(MultiplyAdd(0.5)));
-    let mut data = vec![0.999_999_f32; WINDOWS * threads];
-    let seconds = fastest(threads, &mut data, |proof, part| {
-        black_box(proof.run(MultiplyAdd(part[0])));
-    });
-    seconds.map_or(0.0, |seconds| operations as f64 / seconds / 1e9)
+
+    /// For people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MatrixUnit => "bf16 matrix unit",
+            Self::Bytes => "8-bit dot products",
+            Self::Floats => "f32",
+        }
+    }
+}
+
+/// Multiply-adds of `threads` threads together, in GFLOP/s (two operations each), from the first-level cache: the best of several
+/// runs. Takes about a tenth of a second; 0 if threads cannot be started, or there is no such unit.
+pub fn compute_peak(threads: usize, arithmetic: Arithmetic) -> f64 {
+    let threads = threads.max(1);
+    let of = |operations: usize, work: &(dyn Fn(Proof, &[f32]) + Sync)| {
+        let mut data = vec![0.999_999_f32; WINDOWS * threads];
+        let seconds = fastest(threads, &mut data, work);
+        seconds.map_or(0.0, |seconds| (threads * operations) as f64 / seconds / 1e9)
+    };
+    let Some(proof) = Proof::of(Isa::best()) else { return 0.0 };
+    match arithmetic {
+        Arithmetic::MatrixUnit => proof.tiles().map_or(0.0, |unit| {
+            let hot = HotTiles::new();
+            of(hot.multiply(unit), &|_, _| {
+                black_box(hot.multiply(unit));
+            })
+        }),
+        Arithmetic::Bytes => {
+            let (codes, x) = hot_bytes();
+            let dots = || ByteDots { codes: &codes, x: &x };
+            of(proof.run(dots()).0, &|proof, _| {
+                black_box(proof.run(dots()));
+            })
+        }
+        Arithmetic::Floats => of(proof.run(MultiplyAdd(0.5)), &|proof, part| {
+            black_box(proof.run(MultiplyAdd(part[0])));
+        }),
+    }
+}
+
+/// What [`ByteDots`] multiply: numbers of all sizes, as [`HotTiles`] has them.
+fn hot_bytes() -> ([[u8; 4 * ROWS]; 8], [[i8; 4]; 8 * MOST]) {
+    let mut random = Random::new(1);
+    let mut codes = [[0; 4 * ROWS]; 8];
+    codes.as_flattened_mut().iter_mut().for_each(|code| *code = random.below(16) as u8);
+    let mut x = [[0; 4]; 8 * MOST];
+    x.as_flattened_mut().iter_mut().for_each(|x| *x = random.below(255) as i8);
+    x.as_flattened_mut().iter_mut().for_each(|x| *x = (*x).max(-127));
+    (codes, x)
 }
 
 #[cfg(test)]
@@ -229,5 +334,40 @@ mod tests {
         let farthest = sums[0].iter().zip(&*sums[1]).map(distance).fold(0.0, f32::max);
         // Sums of 768 products of normal numbers, added in another order.
         assert!(farthest < 1e-3 && sums[1].iter().all(|sum| *sum != 0.0), "{farthest}");
+    }
+
+    /// Sums of integers are the same with all instructions: those that are timed do what is counted.
+    #[test]
+    fn bytes_are_measured_by_products_that_are_made() {
+        let (codes, x) = hot_bytes();
+        let sum = |activation: &[[i8; 4]]| -> i64 {
+            let of = |(x, codes): (&[i8; 4], &[u8; 4 * ROWS])| -> i64 {
+                codes
+                    .chunks_exact(4)
+                    .flat_map(|row| row.iter().zip(x))
+                    .map(|(c, x)| i64::from(*c) * i64::from(*x))
+                    .sum()
+            };
+            activation.iter().zip(&codes).map(of).sum()
+        };
+        let sums: Vec<i64> = x.chunks_exact(8).map(sum).collect();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            let (operations, total) = Proof::of(isa).unwrap().run(ByteDots { codes: &codes, x: &x });
+            let together = operations / (2 * ROWS * 32 * ADDED.0 * ADDED.1);
+            let expected = (sums[..together].iter().sum::<i64>() * (ADDED.0 * ADDED.1) as i64) as f64;
+            assert!((f64::from(total) / expected - 1.0).abs() < 1e-4, "{}: {total} {expected}", isa.name());
+        }
+    }
+
+    #[test]
+    fn prompts_are_compared_with_what_they_are_computed_by() {
+        let of = |isa, quant| Arithmetic::of(isa, quant);
+        assert_eq!(of(Isa::Amx, Quant::Q8_0), Arithmetic::MatrixUnit);
+        assert_eq!(
+            [of(Isa::Avx512, Quant::Q4K), of(Isa::Avx512, Quant::Bf16)],
+            [Arithmetic::Bytes, Arithmetic::Floats]
+        );
+        assert_eq!([of(Isa::Amx, Quant::Bf16), of(Isa::Amx, Quant::F16)], [Arithmetic::MatrixUnit, Arithmetic::Floats]);
+        assert!([Arithmetic::Bytes, Arithmetic::Floats].iter().all(|arithmetic| compute_peak(1, *arithmetic) > 0.0));
     }
 }

@@ -11,6 +11,7 @@ use kvas::{
     model::{Model, placement::placement, weights},
 };
 use kvas_backend::{Backend, Placement, Program, Reference, Split, StateType};
+use kvas_cpu::Arithmetic;
 use kvas_cuda::Cuda;
 use std::{
     io::IsTerminal,
@@ -156,12 +157,12 @@ impl Place {
         }
     }
 
-    /// Operations per second of f32 arithmetic, or of the matrix instructions of a GPU, measured now.
-    pub(crate) fn compute_peak(&self) -> anyhow::Result<f64> {
+    /// Operations per second of what prompts are computed by on a processor, or of the matrix instructions of a GPU, measured now.
+    pub(crate) fn compute_peak(&self, arithmetic: Arithmetic) -> anyhow::Result<f64> {
         match self {
-            Place::Cpu { threads, .. } => Ok(kvas_cpu::compute_peak(*threads) * 1e9),
+            Place::Cpu { threads, .. } => Ok(kvas_cpu::compute_peak(*threads, arithmetic) * 1e9),
             Place::Cuda { device, .. } => Ok(device.matrix_peak()?),
-            Place::Reference => Ok(kvas_cpu::compute_peak(1) * 1e9),
+            Place::Reference => Ok(kvas_cpu::compute_peak(1, Arithmetic::Floats) * 1e9),
         }
     }
 

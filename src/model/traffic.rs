@@ -1,6 +1,6 @@
 //! What a step must move and compute at least: the yardstick of `kvas bench`.
 
-use kvas_backend::{KvType, Op, Program, Step, Store, StoreDecl, Weight, op::Attention};
+use kvas_backend::{Act, KvType, Op, Program, Rows, Span, Step, Store, StoreDecl, Weight, op::Attention};
 use kvas_gguf::{GgufFile, Quant};
 use std::ops::Add;
 
@@ -62,6 +62,33 @@ pub fn kv_bytes(program: &Program, kv_type: KvType, step: &Step) -> u64 {
     program.ops.iter().map(of).sum()
 }
 
+/// Multiply-adds of an op in a step, of which `traffic` says what they are of a token: with weights for the rows that they are
+/// multiplied with, which of an output matrix are those that are wanted, with keys and values for those before a row.
+pub fn op_multiply_adds(program: &Program, op: &Op, traffic: &Traffic, step: &Step) -> u64 {
+    let multiplied = op.product(program).map_or(0, |product| rows(program, product.x, step));
+    let of_span = |(number, span): (usize, &Span)| {
+        // What was given up is not read.
+        let context = if let Op::Attention(op) = op { held(program, op, (step, number)) } else { 0 };
+        let rows = u64::from(span.rows);
+        traffic.kv_multiply_adds * (rows * context + rows * (rows + 1) / 2) + traffic.state_multiply_adds * rows
+    };
+    traffic.multiply_adds * multiplied as u64 + step.spans().iter().enumerate().map(of_span).sum::<u64>()
+}
+
+/// Multiply-adds of a step, all its ops together.
+pub fn multiply_adds(program: &Program, file: &GgufFile, kv_type: KvType, step: &Step) -> u64 {
+    let of = |op| op_multiply_adds(program, op, &op_traffic(program, file, kv_type, op), step);
+    program.ops.iter().map(of).sum()
+}
+
+/// Rows of an activation in a step.
+pub fn rows(program: &Program, act: Act, step: &Step) -> usize {
+    match program.act(act).rows {
+        Rows::Step => step.tokens().len(),
+        Rows::Outputs => step.outputs().len(),
+    }
+}
+
 /// The format that a weight is stored in.
 pub fn stored_as(program: &Program, file: &GgufFile, weight: Weight) -> Quant {
     file.tensor(&program.weight(weight).parts[0].tensor).map_or(Quant::F32, |info| info.quant)
@@ -119,4 +146,31 @@ pub fn op_traffic(program: &Program, file: &GgufFile, kv_type: KvType, op: &Op) 
         (total.state_bytes, total.state_multiply_adds) = (4 * elements, passes * elements);
     }
     total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+    use kvas_backend::{Outputs, Page, Slot};
+
+    /// A prompt needs the output matrix for its last row only, and each row the keys and values before it.
+    #[test]
+    fn operations_are_those_that_are_done() {
+        let model = Model::bundled(None).unwrap();
+        let of = |context, rows: usize, outputs| {
+            let mut step = Step::default();
+            let tables = vec![&[Page(1)][..]; model.program.page_stores()];
+            step.push(Slot(1), context, &vec![1; rows], outputs, tables);
+            multiply_adds(&model.program, &model.file, KvType::F16, &step)
+        };
+        let plain = traffic(&model.program, &model.file, KvType::F16);
+        let each = plain.multiply_adds + plain.state_multiply_adds;
+        assert_eq!(of(0, 1, Outputs::Last), each + plain.kv_multiply_adds);
+        assert_eq!(of(100, 1, Outputs::Last), each + 101 * plain.kv_multiply_adds);
+        assert_eq!(of(0, 32, Outputs::All), 32 * each + 32 * 33 / 2 * plain.kv_multiply_adds);
+        let logits = (model.spec.vocab * model.spec.width) as u64;
+        assert_eq!(of(0, 32, Outputs::Last), of(0, 32, Outputs::All) - 31 * logits);
+        assert!(logits * 10 > plain.multiply_adds, "it would tell: {logits} of {}", plain.multiply_adds);
+    }
 }

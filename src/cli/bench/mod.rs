@@ -15,11 +15,13 @@ use kvas::{
     memory::{Memory, SequenceId, plan::SnapshotBudget},
     model::{
         Model,
-        traffic::{Traffic, kv_bytes, traffic},
+        traffic::{Traffic, kv_bytes, multiply_adds, traffic},
+        weights,
     },
     policy::{EvictionPolicy, Schedule, SegmentProgress},
 };
 use kvas_backend::{DeviceError, Outputs, Step};
+use kvas_cpu::{Arithmetic, Cpu, Isa};
 use profile::Kind;
 use serde_json::json;
 use std::{ops::Range, time::Instant};
@@ -64,6 +66,19 @@ struct Limits {
     flops_per_second: f64,
 }
 
+/// What a processor multiplies most weights of a model with in prompts.
+fn arithmetic(model: &Model) -> Arithmetic {
+    let isa = Cpu::new(1).isa().unwrap_or(Isa::best());
+    let quants = weights::quants(&model.program, &model.file);
+    let of = |arithmetic: &Arithmetic| -> usize {
+        let weights = model.program.weights.iter().zip(&quants);
+        let those = weights.filter(|(_, quant)| Arithmetic::of(isa, **quant) == *arithmetic);
+        those.map(|(decl, _)| decl.shape[0] * decl.shape[1]).sum()
+    };
+    let all = [Arithmetic::Floats, Arithmetic::Bytes, Arithmetic::MatrixUnit];
+    all.into_iter().max_by_key(of).unwrap_or(Arithmetic::Floats)
+}
+
 /// One line of the table.
 #[derive(Debug, Clone, Copy)]
 struct Test {
@@ -81,6 +96,8 @@ struct Measured {
     peaks: Vec<f64>,
     /// Bytes of keys and values that are read for a token, of those that are held.
     kv_bytes: f64,
+    /// Operations for a token.
+    operations: f64,
 }
 
 impl Measured {
@@ -129,10 +146,11 @@ impl Bench {
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let (loaded, gigabytes) = (began.elapsed().as_secs_f64(), model.file.file_bytes() as f64 / 1e9);
         let place = Place::of(&self.model.run.compute)?;
-        let limits = Limits { bytes_per_second: place.bandwidth()?, flops_per_second: place.compute_peak()? };
+        let arithmetic = arithmetic(&model);
+        let limits = Limits { bytes_per_second: place.bandwidth()?, flops_per_second: place.compute_peak(arithmetic)? };
         if !self.json {
             let (gbs, gflops) = (limits.bytes_per_second / 1e9, limits.flops_per_second / 1e9);
-            print(format_args!("{}", capabilities(&place, gbs, gflops)))?;
+            print(format_args!("{}", capabilities((&place, arithmetic), gbs, gflops)))?;
             print(format_args!("loaded {gigabytes:.2} GB in {loaded:.2} s"))?;
             let (t, d, r) = ("test", "depth", "tokens/s");
             print(format_args!(
@@ -229,13 +247,15 @@ impl Bench {
         let is_computing = test.prompt > 0 && matches!(place, Place::Cpu { .. });
         let (mut memory, sequences) = self.sequences((model, bound), runner, test)?;
         let (batch, kv_type) = (self.model.run.batch_size as usize, self.model.run.kv_type(model)?);
-        let (mut rates, mut peaks, mut all_bytes, mut before) = (Vec::new(), Vec::new(), 0, 0.0);
+        let (mut rates, mut peaks, mut before) = (Vec::new(), Vec::new(), 0.0);
+        let (mut all_bytes, mut all_operations) = (0, 0);
         // The first round warms caches and is not counted.
         for round in 0..=self.repetitions {
             go_back((runner, &mut memory), &sequences, (test, model.spec.vocab), bound)?;
             let mut run = |runner: &mut Runner, step: &Step| {
                 if round == 0 {
                     all_bytes += kv_bytes(&model.program, kv_type, step);
+                    all_operations += 2 * multiply_adds(&model.program, &model.file, kv_type, step);
                 }
                 top_tokens(runner, step)
             };
@@ -250,21 +270,22 @@ impl Bench {
                 rates.push(test.tokens() as f64 / started.elapsed().as_secs_f64());
             }
             if is_computing {
-                let after = place.compute_peak()?;
+                let after = place.compute_peak(arithmetic(model))?;
                 if round > 0 {
                     peaks.push(f64::max(before, after));
                 }
                 before = after;
             }
         }
-        Ok(Measured { rates, peaks, kv_bytes: all_bytes as f64 / test.tokens() as f64 })
+        let [kv_bytes, operations] = [all_bytes, all_operations].map(|all| all as f64 / test.tokens() as f64);
+        Ok(Measured { rates, peaks, kv_bytes, operations })
     }
 
     fn report(
         &self,
         (model, place): (&Model, &Place),
         test: Test,
-        Measured { rates, peaks, kv_bytes }: &Measured,
+        Measured { rates, peaks, kv_bytes, operations }: &Measured,
         (limits, loaded): (Limits, f64),
     ) -> std::io::Result<()> {
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;
@@ -272,8 +293,8 @@ impl Bench {
         let kv_type = self.model.run.kv_type(model).unwrap_or_default();
         let traffic = traffic(&model.program, &model.file, kv_type);
         let bytes = bytes_per_token(&traffic, test, self.model.run.batch_size as usize) + kv_bytes;
-        let (bytes_rate, flops_rate) = (bytes * mean, 2.0 * traffic.multiply_adds as f64 * mean);
-        let beside = rates.iter().zip(peaks).map(|(rate, peak)| flops_rate / mean * rate / peak).collect::<Vec<_>>();
+        let (bytes_rate, flops_rate) = (bytes * mean, operations * mean);
+        let beside = rates.iter().zip(peaks).map(|(rate, peak)| operations * rate / peak).collect::<Vec<_>>();
         let computed = if beside.is_empty() { flops_rate / limits.flops_per_second } else { median(beside) };
         let shares = (bytes_rate / limits.bytes_per_second, computed);
         let format = model.file.tensor("token_embd.weight").map_or("?", |info| info.quant.name());
@@ -307,13 +328,13 @@ pub(in crate::cli) fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// The head of the table: the device, and what it can do.
-fn capabilities(place: &Place, gbs: f64, gflops: f64) -> String {
+fn capabilities((place, arithmetic): (&Place, Arithmetic), gbs: f64, gflops: f64) -> String {
     let device = place.describe();
     match place {
-        Place::Cpu { .. } | Place::Reference => {
-            let unit = if kvas_cpu::Isa::best() == kvas_cpu::Isa::Amx { "bf16 matrix unit" } else { "f32" };
-            format!("{device} reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s ({unit})")
+        Place::Cpu { .. } => {
+            format!("{device} reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s ({})", arithmetic.name())
         }
+        Place::Reference => format!("{device} reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (f32)"),
         Place::Cuda { .. } => {
             format!("{device} copies {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (bf16 matrix instructions)")
         }

@@ -4,9 +4,9 @@ use super::Limits;
 use crate::cli::print;
 use kvas::{
     engine::Runner,
-    model::traffic::{held, op_traffic, stored_as},
+    model::traffic::{held, op_multiply_adds, op_traffic, rows, stored_as},
 };
-use kvas_backend::{Act, DeviceError, KvType, Op, Program, Rows, Step};
+use kvas_backend::{Act, DeviceError, KvType, Op, Program, Step};
 use kvas_gguf::GgufFile;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -93,10 +93,7 @@ impl<'a> Stopwatch<'a> {
     /// Bytes that the op must move in this step, activations included, and operations.
     fn work(&self, op: &Op, step: &Step) -> (f64, f64) {
         let traffic = op_traffic(self.program, self.file, self.kv_type, op);
-        let rows = |act: Act| match self.program.act(act).rows {
-            Rows::Step => step.tokens().len(),
-            Rows::Outputs => step.outputs().len(),
-        };
+        let rows = |act: Act| rows(self.program, act, step);
         let touches = op.touches();
         // Rows that nobody wants are not looked at.
         let most = touches.writes.iter().map(|act| rows(*act)).max().unwrap_or(usize::MAX);
@@ -104,16 +101,12 @@ impl<'a> Stopwatch<'a> {
         let acts: usize = acts.map(|act| 4 * self.program.act(*act).columns * rows(*act).min(most)).sum();
         let multiplied = op.product(self.program).map_or(0, |product| rows(product.x)) as u64;
         let mut bytes = traffic.all_weights_bytes.min(traffic.weights_bytes * multiplied) + acts as u64;
-        let mut operations = traffic.multiply_adds * multiplied;
         for (number, span) in step.spans().iter().enumerate() {
             // What was given up is not read.
             let context = if let Op::Attention(op) = op { held(self.program, op, (step, number)) } else { 0 };
-            let rows = u64::from(span.rows);
-            bytes += traffic.kv_bytes * (context + rows) + traffic.state_bytes;
-            operations += traffic.kv_multiply_adds * (rows * context + rows * (rows + 1) / 2);
-            operations += traffic.state_multiply_adds * rows;
+            bytes += traffic.kv_bytes * (context + u64::from(span.rows)) + traffic.state_bytes;
         }
-        (bytes as f64, 2.0 * operations as f64)
+        (bytes as f64, 2.0 * op_multiply_adds(self.program, op, &traffic, step) as f64)
     }
 }
 
