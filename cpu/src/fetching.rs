@@ -35,12 +35,21 @@ impl Fetching {
         }
     }
 
+    /// Whether so many activations meet two panels of 16-bit floats at once.
+    pub(crate) fn has_two_of_floats(self, count: usize) -> bool {
+        self.by_pairs || (count >= MANY_OF_FLOATS && *HAS_ZEN_5)
+    }
+
     /// These of `R` activations: known when code is made where they are many, for registers that hold distances are missing there.
     #[inline(always)]
     pub(crate) const fn of_group<const R: usize>(self) -> Self {
         if R > BESIDE { Self::USUAL } else { self }
     }
 }
+
+/// Activations from which on they meet panels of 16-bit floats in pairs on Zen 5, which multiplies as many vectors in a cycle as it
+/// loads.
+const MANY_OF_FLOATS: usize = 6;
 
 /// Whether states come into the first-level cache ahead of time, instead of the second, which waits for more lines at a time on most
 /// processors: on Zen 5 a token takes 0.8 to 0.95 times as long where states are read.

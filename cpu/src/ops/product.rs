@@ -288,7 +288,7 @@ impl Product<'_> {
         let (x, each, fetching) = (&x[..block.len()], rows.len().div_ceil(ROWS), Fetching::of(block.len()));
         let first = group * self.outputs.div_ceil(ROWS) + rows.start / ROWS;
         let packed = |number: usize| matrix.float_panel(self.outputs, first + number).expect("all are packed");
-        for (number, other) in by_pairs(each, fetching.by_pairs) {
+        for (number, other) in by_pairs(each, fetching.has_two_of_floats(block.len())) {
             let beside = other.map(|other| Beside { panel: packed(other), behind: (other - number) * ROWS });
             let (panel, y) = (packed(number), &mut y[number * ROWS..]);
             if matrix.quant == Quant::Bf16 {

@@ -2,7 +2,7 @@
 //! pieces of two chains of multiply-adds, of even and of odd columns, whatever the instruction set and however many
 //! activations meet a panel.
 
-use super::{BESIDE, Beside, LINE};
+use super::{Beside, LINE};
 use crate::{
     fetching::Fetching,
     simd::{
@@ -80,7 +80,7 @@ fn pack_as<E: Pairs>(columns: usize, rows: &[u8], panel: &mut [u8]) {
     }
 }
 
-/// `y[i][row] = panel[row] . x[i]` for all 16 rows, of one panel or, for up to [`BESIDE`] activations, of two.
+/// `y[i][row] = panel[row] . x[i]` for all 16 rows, of one panel or of two.
 pub(crate) struct FloatTimes<'a, E> {
     pub(crate) panel: &'a [u8],
     pub(crate) beside: Option<Beside<&'a [u8]>>,
@@ -93,10 +93,13 @@ pub(crate) struct FloatTimes<'a, E> {
     pub(crate) element: PhantomData<E>,
 }
 
-/// Activations that meet a piece together: their sums fit the registers.
-const fn group_len<S: Simd>(left: usize) -> usize {
-    if S::LANES == 16 && left >= 8 {
+/// Activations that meet a piece together, of one panel or of two: their sums fit the registers. With two panels every value of an
+/// activation is loaded for two lines.
+const fn group_len<S: Simd>(left: usize, has_two: bool) -> usize {
+    if S::LANES == 16 && left >= 8 && !has_two {
         8
+    } else if S::LANES == 16 && left >= 6 && has_two {
+        6
     } else if S::LANES == 16 && left >= 4 {
         4
     } else if left >= 2 {
@@ -111,10 +114,10 @@ impl<E: Pairs> Kernel for FloatTimes<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        debug_assert!(self.beside.is_none() || self.x.len() <= BESIDE, "{} for two panels", self.x.len());
+        let has_two = self.beside.is_some();
         let (mut passes, mut at) = (0, 0);
         while at < self.x.len() {
-            at += group_len::<S>(self.x.len() - at);
+            at += group_len::<S>(self.x.len() - at, has_two);
             passes += 1;
         }
         let panel = self.panel.as_chunks::<LINE>().0;
@@ -127,11 +130,13 @@ impl<E: Pairs> Kernel for FloatTimes<'_, E> {
                 let far =
                     if passes > 1 { (PIECE + pass * share, share) } else { (self.fetching.far / LINE, lines.len()) };
                 let piece = Piece { from: 2 * from, is_first: pass == 0, far };
-                let len = group_len::<S>(self.x.len() - at);
+                let len = group_len::<S>(self.x.len() - at, has_two);
                 let other = other.map(|(other, behind)| (&other[from..from + lines.len()], behind));
                 let lines = (lines, 0);
                 if const { S::LANES == 16 } && len == 8 {
                     self.meet::<S, 8, 1>(simd, &piece, [lines], at);
+                } else if const { S::LANES == 16 } && len == 6 {
+                    self.meet_both::<S, 6>(simd, &piece, (lines, other), at);
                 } else if const { S::LANES == 16 } && len == 4 {
                     self.meet_both::<S, 4>(simd, &piece, (lines, other), at);
                 } else if len == 2 {
@@ -197,6 +202,7 @@ impl<E: Pairs> FloatTimes<'_, E> {
         }
         let mut sums = [[[p.every(0.0); 2]; R]; W];
         for i in 0..count {
+            let mut pairs = [[p.every(0.0); 2]; W];
             for w in 0..W {
                 let line = &panels[w].0[i];
                 let here = line.as_ptr();
@@ -206,11 +212,13 @@ impl<E: Pairs> FloatTimes<'_, E> {
                 if i < far.1 {
                     simd.prefetch_far(here.wrapping_add(far.0 * LINE));
                 }
-                let [even, odd] = E::load(p, line);
-                for r in 0..R {
-                    let [first, second] = x[r][i];
-                    sums[w][r][0] = p.times_plus(even, p.every(first), sums[w][r][0]);
-                    sums[w][r][1] = p.times_plus(odd, p.every(second), sums[w][r][1]);
+                pairs[w] = E::load(p, line);
+            }
+            for r in 0..R {
+                let (first, second) = (p.every(x[r][i][0]), p.every(x[r][i][1]));
+                for w in 0..W {
+                    sums[w][r][0] = p.times_plus(pairs[w][0], first, sums[w][r][0]);
+                    sums[w][r][1] = p.times_plus(pairs[w][1], second, sums[w][r][1]);
                 }
             }
         }

@@ -164,7 +164,7 @@ fn a_panel_beside_another_gives_the_bits_it_gives_alone() {
         }
     }
     for (quant, count) in
-        [Quant::Bf16, Quant::F16].into_iter().flat_map(|quant| [1, 2, 3, 4].map(|count| (quant, count)))
+        [Quant::Bf16, Quant::F16].into_iter().flat_map(|quant| [1, 2, 3, 4, 6, 8, 13, 17].map(|count| (quant, count)))
     {
         let (columns, mut random) = (1088, Random::new(count as u64));
         let panels = [1, 2].map(|_| {
