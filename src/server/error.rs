@@ -1,6 +1,5 @@
 //! What a client is told when a request cannot be carried out: a status, a kind, and one line.
 
-use crate::engine::Failure;
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header::RETRY_AFTER},
@@ -51,9 +50,13 @@ impl ApiError {
         Self { param, ..Self::bad(line) }
     }
 
-    /// The prompt does not fit.
+    /// The prompt does not fit: in the words of llama.cpp and of OpenAI and vLLM, as there are frameworks that look for
+    /// one of them, and not at the code, to shorten the conversation and ask again.
     pub fn too_long(tokens: usize, context: usize) -> Self {
-        let message = Failure::TooLong { tokens, context }.to_string();
+        let message = format!(
+            "the prompt has {tokens} tokens, which exceeds the available context size, expected fewer: this model's \
+             maximum context length is {context} tokens"
+        );
         Self { kind: TOO_LONG, sizes: Some((tokens, context)), ..Self::bad(message) }
     }
 
