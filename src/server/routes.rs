@@ -78,6 +78,7 @@ fn llama_routes() -> Router<Arc<Server>> {
         .route("/lora-adapters", get(llama::adapters::list).post(llama::adapters::set))
         .route("/tokenize", post(llama::text::tokenize))
         .route("/detokenize", post(llama::text::detokenize))
+        .route("/tokenizer_info", get(llama::text::tokenizer_info))
         .route("/apply-template", post(llama::text::apply_template))
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots::list))

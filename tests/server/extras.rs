@@ -262,6 +262,21 @@ fn what_is_counted_is_what_is_read() {
     assert_eq!(count(&body), host.post("/v1/chat/completions", &body).ok()["usage"]["prompt_tokens"]);
 }
 
+/// Who has no tokenizer but the server's, as lm-evaluation-harness with `tokenizer_backend=remote`, needs the text of a
+/// token that is that token again, and the template as it is.
+#[test]
+fn a_tokenizer_can_be_used_from_afar() {
+    let host = Host::shared();
+    let info = host.get("/tokenizer_info").ok();
+    let props = host.get("/props").ok();
+    assert_eq!((&info["chat_template"], &info["eos_token"]), (&props["chat_template"], &props["eos_token"]));
+    assert_eq!(info["model_max_length"], props["n_ctx"]);
+    let end = host.post("/tokenize", &json!({"prompt": info["eos_token"], "add_special_tokens": false})).ok();
+    assert_eq!(end["count"], 1, "{info}: {end}");
+    assert_eq!(host.post("/detokenize", &json!({"tokens": end["tokens"]})).ok()["prompt"], info["eos_token"]);
+    assert_eq!(host.get("/tokenizer_info?model=none").status, host.get("/props?model=none").status);
+}
+
 /// What was read with a salt is begun with by who knows the salt, and by nobody else.
 #[test]
 fn a_salt_keeps_prefixes_apart() {

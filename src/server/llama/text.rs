@@ -1,5 +1,6 @@
 //! Text to tokens, tokens to text, messages to text.
 
+use super::ModelQuery;
 use crate::{
     server::{
         ApiError, Body, Caller, Fields, Server,
@@ -10,7 +11,10 @@ use crate::{
     },
     text::{Bos, Control, Special},
 };
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::{Query, State},
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -55,6 +59,24 @@ pub async fn detokenize(State(server): State<Arc<Server>>, Body(body): Body) -> 
     let ids = list.iter().map(id).collect::<Result<Vec<u32>, _>>()?;
     let text = served.text(&ids)?;
     Ok(Json(json!({"content": text, "prompt": text})))
+}
+
+/// `/tokenizer_info`, as vLLM has it: what who tokenizes over HTTP has to know besides, in Hugging Face's words.
+pub async fn tokenizer_info(
+    State(server): State<Arc<Server>>,
+    Query(which): Query<ModelQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let served = server.model(which.model.as_deref()).await?;
+    let roles = served.tokenizer.roles();
+    let text_of = |id: Option<u32>| id.and_then(|id| served.tokenizer.token_text(id).ok());
+    Ok(Json(json!({
+        "bos_token": text_of(roles.bos),
+        "eos_token": text_of(roles.eos),
+        "unk_token": text_of(roles.unk),
+        "pad_token": text_of(roles.pad),
+        "chat_template": served.template.source(),
+        "model_max_length": served.facts.context,
+    })))
 }
 
 /// `/apply-template`: messages to the text the model would read.
