@@ -5,8 +5,9 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
 /// White space between the tokens of JSON: one character, or a new line with its indentation. Without a bound a model
-/// that is made to go on writes nothing else.
-const WHITESPACE: &str = r"[ \t]|\r?\n[ \t]{0,64}";
+/// that is made to go on writes nothing else, and a small one that samples a lot of it, to the end of its tokens: as much
+/// indentation as llama.cpp lets be.
+const WHITESPACE: &str = r"[ \t]|\r?\n[ \t]{0,20}";
 
 /// Where a schema says how the JSON is to be written.
 const WRITING: &str = "x-guidance";
