@@ -79,6 +79,23 @@ impl Trial {
     }
 }
 
+/// A `-` is stdin where something is read; a file of that name would be a surprise.
+#[test]
+fn nothing_is_written_to_a_file_called_dash() {
+    let trial = Trial::new();
+    let model = trial.named("model.gguf");
+    for command in [
+        &["logits", "-m", &model, "--ids", IDS, "-o", "-"][..],
+        &["quantize", &model, "-", "q8_0"],
+        &["imatrix", "-m", &model, "-f", STORY, "-o", "-"],
+        &["make-model", "--preset", "mamba2-370m", "--type", "q4_0", "-o", "-"],
+    ] {
+        let said = fails(command);
+        assert!(said.contains("-: files are not written to stdout, expected a name"), "{command:?}: {said}");
+    }
+    assert!(!Path::new("-").exists());
+}
+
 #[test]
 fn a_command_writes_over_nothing_that_it_reads() {
     let trial = Trial::new();
