@@ -105,7 +105,7 @@ pub fn read_bandwidth(threads: usize) -> f64 {
     seconds.map_or(0.0, |seconds| bytes / seconds)
 }
 
-/// Multiply-adds in independent chains: more than the two a cycle that take four to five.
+/// Multiply-adds in independent chains: two begin in a cycle, and each takes four or five.
 struct MultiplyAdd(f32);
 
 const CHAINS: usize = 12;

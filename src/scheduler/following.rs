@@ -5,7 +5,7 @@ use super::{Cache, Scheduler, parting};
 use crate::memory::{Memory, Reuse, SequenceId};
 use kvas_backend::Outputs;
 
-/// For fewer tokens nobody waits: read in one step they take about as long as in two.
+/// For fewer tokens nobody waits: by estimate one step more takes about as long as they do.
 const LEAST: u32 = 64;
 
 /// An older request, and how many tokens of its prompt another one begins with.

@@ -201,25 +201,31 @@ impl<E: Pairs> FloatTimes<'_, E> {
             x[r] = &self.x[at + r][from..].as_chunks::<2>().0[..count];
         }
         let mut sums = [[[p.every(0.0); 2]; R]; W];
+        // Lines of both panels at once only where there are registers for them besides the sums.
+        let at_once = const { if S::LANES == 16 { W } else { 1 } };
         for i in 0..count {
-            let mut pairs = [[p.every(0.0); 2]; W];
-            for w in 0..W {
-                let line = &panels[w].0[i];
-                let here = line.as_ptr();
-                if is_first {
-                    simd.prefetch(here.cast::<u8>().wrapping_add(near));
+            let mut begin = 0;
+            while begin < W {
+                let mut pairs = [[p.every(0.0); 2]; W];
+                for w in begin..begin + at_once {
+                    let line = &panels[w].0[i];
+                    let here = line.as_ptr();
+                    if is_first {
+                        simd.prefetch(here.cast::<u8>().wrapping_add(near));
+                    }
+                    if i < far.1 {
+                        simd.prefetch_far(here.wrapping_add(far.0 * LINE));
+                    }
+                    pairs[w] = E::load(p, line);
                 }
-                if i < far.1 {
-                    simd.prefetch_far(here.wrapping_add(far.0 * LINE));
+                for r in 0..R {
+                    let (first, second) = (p.every(x[r][i][0]), p.every(x[r][i][1]));
+                    for w in begin..begin + at_once {
+                        sums[w][r][0] = p.times_plus(pairs[w][0], first, sums[w][r][0]);
+                        sums[w][r][1] = p.times_plus(pairs[w][1], second, sums[w][r][1]);
+                    }
                 }
-                pairs[w] = E::load(p, line);
-            }
-            for r in 0..R {
-                let (first, second) = (p.every(x[r][i][0]), p.every(x[r][i][1]));
-                for w in 0..W {
-                    sums[w][r][0] = p.times_plus(pairs[w][0], first, sums[w][r][0]);
-                    sums[w][r][1] = p.times_plus(pairs[w][1], second, sums[w][r][1]);
-                }
+                begin += at_once;
             }
         }
         for w in 0..W {

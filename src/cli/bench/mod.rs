@@ -248,7 +248,7 @@ impl Bench {
         let (mut memory, sequences) = self.sequences((model, bound), runner, test)?;
         let (batch, kv_type) = (self.model.run.batch_size as usize, self.model.run.kv_type(model)?);
         let (mut rates, mut peaks, mut before) = (Vec::new(), Vec::new(), 0.0);
-        let (mut all_bytes, mut all_operations) = (0, 0);
+        let (mut all_bytes, mut all_operations, arithmetic) = (0, 0, arithmetic(model));
         // The first round warms caches and is not counted.
         for round in 0..=self.repetitions {
             go_back((runner, &mut memory), &sequences, (test, model.spec.vocab), bound)?;
@@ -270,7 +270,7 @@ impl Bench {
                 rates.push(test.tokens() as f64 / started.elapsed().as_secs_f64());
             }
             if is_computing {
-                let after = place.compute_peak(arithmetic(model))?;
+                let after = place.compute_peak(arithmetic)?;
                 if round > 0 {
                     peaks.push(f64::max(before, after));
                 }
