@@ -241,7 +241,8 @@ impl Place {
         let context = flags.run.context().or(wanted.context);
         check_window(flags, model, context)?;
         let [weights_bytes, process_bytes, available_bytes] = self.memory((model, program), wanted.promised)?;
-        let backend = self.backend();
+        let (backend, kv_type) = (self.backend(), flags.run.kv_type(model)?);
+        let holds_all = program.stores.iter().all(|store| store.evicted_elements() == 0);
         let request = PlanRequest {
             context,
             sequences: wanted.sequences,
@@ -249,11 +250,11 @@ impl Place {
             snapshot_tokens: None,
             rows: flags.run.batch_size as usize,
             outputs: wanted.outputs,
-            page_size: flags.run.page_size()?,
+            page_size: flags.run.page_size(kv_type, holds_all)?,
             history: flags.run.replay.map(|tokens| tokens as usize),
             window: wanted.window,
             kv_only: self.kv_only(flags),
-            kv_type: flags.run.kv_type(model)?,
+            kv_type,
             state_type: flags.run.state_type(),
             ring_type: backend.ring_type(),
             holds_padding: self.holds_padding(),

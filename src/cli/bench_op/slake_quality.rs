@@ -149,7 +149,8 @@ impl SlakeQuality {
         let items = || texts.iter().chain(&questions);
         let longest = items().map(|item| item.prompt.len() + item.rest.len()).max();
         let Some(longest) = longest else { bail!("expected --text or --recall") };
-        let (page_size, kv_type) = (self.model.run.page_size()?, self.model.run.kv_type(&model)?);
+        let kv_type = self.model.run.kv_type(&model)?;
+        let page_size = self.model.run.page_size(kv_type, false)?;
         let with = |model: &Model, most| bounded(&model.program, &Bound::new(most), MomentType::F32, page_size);
         let layout = BoundedLayers::of(&with(&model, longest), page_size, kv_type);
         let layout = layout.context("expected a model with layers of attention")?;

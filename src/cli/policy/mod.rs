@@ -159,9 +159,10 @@ impl PolicyFlags {
     fn apply_bound(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Bound> {
         self.check()?;
         let (bound, moments) = self.bound(model.spec.exponents)?;
-        let page_size = flags.run.page_size()?;
+        let kv_type = flags.run.kv_type(model)?;
+        let page_size = flags.run.page_size(kv_type, false)?;
         let program = bounded(&model.program, &bound, moments, page_size);
-        let Some(layout) = BoundedLayers::of(&program, page_size, flags.run.kv_type(model)?) else {
+        let Some(layout) = BoundedLayers::of(&program, page_size, kv_type) else {
             let file = flags.name();
             bail!(
                 "{file}: --kv-policy slake, expected a model with layers of attention that keep keys and values apart"

@@ -9,7 +9,7 @@ use crate::{
 use kvas_gguf::Quant;
 
 /// (heads, KV heads, key dim, value dim, rotated columns, page size, pages' type)
-const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 18] = [
+const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 21] = [
     (1, 1, 16, 16, 16, 4, KvType::F32),
     (4, 4, 64, 64, 64, 16, KvType::F16),
     (4, 1, 128, 128, 128, 16, KvType::F16),
@@ -28,10 +28,13 @@ const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 18] = [
     (7, 1, 80, 33, 80, 64, KvType::F8),
     (8, 2, 128, 128, 32, 16, KvType::F8),
     (4, 1, 256, 256, 64, 32, KvType::F8),
+    (8, 2, 128, 128, 128, 64, KvType::Q8_0),
+    (6, 2, 64, 64, 64, 64, KvType::F8),
+    (4, 2, 256, 256, 64, 64, KvType::Q8_0),
 ];
 
 /// As `ATTENTION`, for latent pages: nothing rotates, and there is one KV head as a rule.
-const LATENT: [(usize, usize, usize, usize, usize, usize, KvType); 13] = [
+const LATENT: [(usize, usize, usize, usize, usize, usize, KvType); 15] = [
     (3, 1, 40, 24, 0, 4, KvType::F32),
     (20, 1, 72, 64, 0, 16, KvType::F16),
     (4, 2, 33, 17, 0, 8, KvType::F16),
@@ -45,6 +48,8 @@ const LATENT: [(usize, usize, usize, usize, usize, usize, KvType); 13] = [
     (9, 1, 72, 64, 0, 32, KvType::Q8_0),
     (4, 2, 33, 17, 0, 8, KvType::F8),
     (20, 1, 72, 64, 0, 16, KvType::F8),
+    (8, 1, 576, 512, 0, 64, KvType::Q8_0),
+    (8, 1, 576, 512, 0, 64, KvType::F8),
 ];
 
 pub(super) fn cases() -> Vec<Case> {
