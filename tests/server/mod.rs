@@ -15,6 +15,7 @@ mod options;
 mod probes;
 pub(crate) mod process;
 mod reports;
+mod several;
 mod slots;
 mod streams;
 mod templates;

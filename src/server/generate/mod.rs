@@ -151,7 +151,10 @@ pub struct End {
 pub type Pieces = mpsc::UnboundedReceiver<(usize, Piece)>;
 
 /// Refuses asks that cannot be answered, whatever else there is to do.
-fn check(served: &Served, asks: &[GenerateRequest]) -> Result<(), ApiError> {
+///
+/// # Errors
+/// What is wrong with the first of them.
+pub fn check(served: &Served, asks: &[GenerateRequest]) -> Result<(), ApiError> {
     let (context, vocab) = (served.facts.context, served.facts.vocab);
     if asks.iter().any(|ask| ask.prompt.is_empty()) {
         return Err(ApiError::field("prompt", "no tokens, expected at least one"));

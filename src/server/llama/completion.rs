@@ -92,6 +92,8 @@ async fn respond(
     if streamed {
         return Ok(stream::respond(generate::begin_all(server, served, asks).await?, count, form, Wire::Events));
     }
+    // Before any is answered.
+    asks.iter().try_for_each(|asks| generate::check(served, asks))?;
     let asked = asks.into_iter().map(|asks| whole(server, served, asks)).collect();
     let answered = generate::at_once(served, asked).await?.concat();
     let mut replies: Vec<Value> =

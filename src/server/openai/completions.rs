@@ -56,7 +56,10 @@ pub async fn completions(
     let (mut choices, mut ends) = (Vec::new(), Vec::new());
     // Where there are several answers, each tells its own durations.
     let is_one = wanted.prompts.len() * wanted.answers == 1;
-    let asked = wanted.asks(wanted.best_of).into_iter().map(|asks| wanted.answer(&server, &served, asks)).collect();
+    let asks = wanted.asks(wanted.best_of);
+    // Before any is answered.
+    asks.iter().try_for_each(|asks| generate::check(&served, asks))?;
+    let asked = asks.into_iter().map(|asks| wanted.answer(&server, &served, asks)).collect();
     let answered = generate::at_once(&served, asked).await?;
     for (prompt, (generated, all)) in wanted.prompts.iter().zip(answered) {
         for answer in &generated[..wanted.answers] {

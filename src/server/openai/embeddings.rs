@@ -95,9 +95,12 @@ pub async fn embed(
     let one = |(number, prompt)| {
         let mut ask = GenerateRequest { prompt, ..ask.clone() };
         ask.slot_request.arrival = Arrival::of_prompt(number);
-        hidden(server, served, ask)
+        ask
     };
-    let asked = all.into_iter().enumerate().map(one).collect();
+    let asks: Vec<GenerateRequest> = all.into_iter().enumerate().map(one).collect();
+    // Before any is read.
+    generate::check(served, &asks).map_err(of_input)?;
+    let asked = asks.into_iter().map(|ask| hidden(server, served, ask)).collect();
     Ok((generate::at_once(served, asked).await.map_err(of_input)?, tokens))
 }
 
