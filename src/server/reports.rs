@@ -63,7 +63,7 @@ impl Reports {
             message["timings"] = timings(&how_far.progress.timings, how_far.queued);
         }
         if self.usage {
-            message["usage"] = usage([&how_far.progress.timings], 1);
+            message["usage"] = usage([[&how_far.progress.timings]]);
         }
     }
 }

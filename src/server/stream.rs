@@ -77,24 +77,40 @@ struct State<F> {
     ready: VecDeque<Message>,
     /// Answers that go on.
     left: usize,
+    /// Why the first of those failed that did.
+    failure: Option<ApiError>,
+    /// Whether one did not.
+    is_any_whole: bool,
     begun: bool,
     over: bool,
 }
 
 impl<F: StreamFormat> State<F> {
+    /// An answer is over. That one failed is said when the others are over, for clients take it for the end.
+    fn one_less(&mut self) {
+        self.left -= 1;
+        if self.left > 0 {
+            return;
+        }
+        if self.is_any_whole {
+            self.ready.extend(self.form.end());
+        }
+        if let Some(error) = self.failure.take() {
+            self.ready.push_back(self.form.error(&error));
+        }
+        self.over = true;
+    }
+
     fn take(&mut self, index: usize, piece: Piece) {
         match piece {
             Piece::Failed(error) => {
-                self.ready.push_back(self.form.error(&error));
-                self.over = true;
+                self.failure.get_or_insert(error);
+                self.one_less();
             }
             Piece::Done(end) => {
                 self.ready.extend(self.form.piece(index, Piece::Done(end)));
-                self.left -= 1;
-                if self.left == 0 {
-                    self.ready.extend(self.form.end());
-                    self.over = true;
-                }
+                self.is_any_whole = true;
+                self.one_less();
             }
             Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Progress(_) | Piece::Part(..) => {
                 self.ready.extend(self.form.piece(index, piece))
@@ -104,7 +120,8 @@ impl<F: StreamFormat> State<F> {
 }
 
 fn messages(pieces: Pieces, answers: usize, form: impl StreamFormat) -> impl Stream<Item = Message> {
-    let state = State { pieces, form, ready: VecDeque::new(), left: answers, begun: false, over: false };
+    let (ready, left) = (VecDeque::new(), answers);
+    let state = State { pieces, form, ready, left, failure: None, is_any_whole: false, begun: false, over: false };
     stream::unfold(state, |mut state| async move {
         if !state.begun {
             state.begun = true;
@@ -119,7 +136,10 @@ fn messages(pieces: Pieces, answers: usize, form: impl StreamFormat) -> impl Str
             }
             match state.pieces.recv().await {
                 Some((index, piece)) => state.take(index, piece),
-                None => state.take(0, Piece::Failed(ApiError::internal("the answer was lost"))),
+                None => {
+                    state.left = 1;
+                    state.take(0, Piece::Failed(ApiError::internal("the answer was lost")));
+                }
             }
         }
     })

@@ -33,6 +33,8 @@ impl Call {
 /// One answer.
 #[derive(Debug, Clone)]
 pub struct Whole {
+    /// Its number among the answers that were asked for.
+    pub index: usize,
     /// What the model thought.
     pub reasoning: String,
     /// What it said.
@@ -75,12 +77,20 @@ impl Growing {
     }
 }
 
-/// Waits for `answers` answers.
+/// Waits for `answers` answers: those that can be had, in their order.
+///
+/// # Errors
+/// Why the first of them failed, if there is none.
 pub async fn collect(mut pieces: Pieces, answers: usize) -> Result<Vec<Whole>, ApiError> {
     let mut growing: Vec<Growing> = Vec::new();
     growing.resize_with(answers, Growing::default);
-    while growing.iter().any(|answer| answer.end.is_none()) {
-        let (index, piece) = pieces.recv().await.ok_or_else(|| ApiError::internal("the answer was lost"))?;
+    let (mut left, mut failure) = (answers, None);
+    while left > 0 {
+        let Some((index, piece)) = pieces.recv().await else {
+            failure.get_or_insert_with(|| ApiError::internal("the answer was lost"));
+            break;
+        };
+        left -= usize::from(matches!(piece, Piece::Done(_) | Piece::Failed(_)));
         match piece {
             Piece::Token(token) => growing[index].tokens.push(token),
             Piece::OfPrompt(token) => growing[index].prompt.push(token),
@@ -90,12 +100,14 @@ pub async fn collect(mut pieces: Pieces, answers: usize) -> Result<Vec<Whole>, A
             // Its tokens are in the end, too.
             Piece::Part(part, _) => growing[index].part(part),
             Piece::Done(end) => growing[index].end = Some(*end),
-            Piece::Failed(error) => return Err(error),
+            // Others may be whole.
+            Piece::Failed(error) => drop(failure.get_or_insert(error)),
         }
     }
-    let whole = |answer: Growing| {
+    let whole = |(index, answer): (usize, Growing)| {
         let Growing { reasoning, content, calls, tokens, prompt, hidden, end } = answer;
-        end.map(|end| Whole { reasoning, content, calls, tokens, prompt, hidden, end })
+        end.map(|end| Whole { index, reasoning, content, calls, tokens, prompt, hidden, end })
     };
-    Ok(growing.into_iter().filter_map(whole).collect())
+    let all: Vec<Whole> = growing.into_iter().enumerate().filter_map(whole).collect();
+    failure.filter(|_| all.is_empty()).map_or(Ok(all), Err)
 }

@@ -88,6 +88,7 @@ async fn slot(
     if slot.as_ref().is_err_and(|error| error.status.is_server_error()) {
         server.metrics.refused(&served.name);
     }
+    served.touch();
     slot
 }
 
@@ -128,6 +129,8 @@ pub(super) struct Answering {
     /// The text so far, reasoning and calls as the model wrote them.
     written: String,
     stopped: Option<usize>,
+    /// Why what came cannot be said.
+    fault: Option<ApiError>,
 }
 
 impl Answering {
@@ -179,7 +182,6 @@ impl Answering {
         };
         let (told, events) = mpsc::unbounded_channel();
         let cancel = served.engine.submit_to(request, Box::new(move |event| told.send(event).is_ok()));
-        served.touch();
         Ok(Self {
             server: server.clone(),
             served: served.clone(),
@@ -207,6 +209,7 @@ impl Answering {
             prompt_read: 0,
             written: String::new(),
             stopped: None,
+            fault: None,
         })
     }
 
@@ -312,7 +315,7 @@ impl Answering {
                 self.is_long_enough(now)
             }
             Err(error) => {
-                self.send(Piece::Failed(ApiError::internal(error.to_string())));
+                self.fault = Some(ApiError::internal(error.to_string()));
                 true
             }
         }
@@ -374,6 +377,9 @@ impl Answering {
     }
 
     fn done(mut self, finish: Finish, timings: Timings, late: bool) {
+        if let Some(error) = self.fault.take() {
+            return self.failed(error);
+        }
         if self.stopped.is_none() {
             let rest = self.text.finish();
             self.write(rest);

@@ -15,7 +15,10 @@ use crate::{
 };
 use answering::Answering;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::{mpsc, watch};
 
 /// What is asked for: one answer to one prompt.
@@ -184,6 +187,7 @@ pub async fn begin_all(
     for asks in asked {
         let (first, all) = (number, all.clone());
         number += asks.len();
+        let answers = first..number;
         if first == 0 {
             let pieces = begin(server, served, asks).await?;
             tokio::spawn(pass_on(pieces, first, all));
@@ -198,7 +202,7 @@ pub async fn begin_all(
             };
             match begun {
                 Ok(pieces) => pass_on(pieces, first, all).await,
-                Err(error) => drop(all.send((first, Piece::Failed(error)))),
+                Err(error) => answers.for_each(|answer| drop(all.send((answer, Piece::Failed(error.clone()))))),
             }
         });
     }
@@ -220,21 +224,28 @@ pub async fn pass_on(mut pieces: Pieces, first: usize, all: mpsc::UnboundedSende
 }
 
 /// Begins answers that share a prompt. Refused before anything is said if the first cannot be begun; the others begin
-/// when the first has read the prompt, so that they need not.
+/// when the first has read the prompt, so that they need not, and have the time that it has left.
 pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<GenerateRequest>) -> Result<Pieces, ApiError> {
     check(served, &asks)?;
     let (pieces, receiver) = mpsc::unbounded_channel();
     let mut asks = asks.into_iter().enumerate();
     let Some((_, first)) = asks.next() else { return Ok(receiver) };
+    let (began, patience) = (Instant::now(), first.patience.or(server.settings.timeout));
     let first = Answering::begin(server, served, (0, first), pieces.clone()).await?;
     let (read, is_read) = watch::channel(());
     tokio::spawn(first.run(Some(read)));
-    for (index, ask) in asks {
+    for (index, mut ask) in asks {
         let (server, served, pieces, mut is_read) = (server.clone(), served.clone(), pieces.clone(), is_read.clone());
         tokio::spawn(async move {
             // An error: the first one is over already.
             let _ = is_read.changed().await;
-            match Answering::begin(&server, &served, (index, ask), pieces.clone()).await {
+            ask.patience = patience.map(|patience| patience.saturating_sub(began.elapsed()));
+            let begun = tokio::select! {
+                begun = Answering::begin(&server, &served, (index, ask), pieces.clone()) => begun,
+                // Who has left does not wait for a slot.
+                () = pieces.closed() => return,
+            };
+            match begun {
                 Ok(answering) => answering.run(None).await,
                 Err(error) => drop(pieces.send((index, Piece::Failed(error)))),
             }

@@ -95,10 +95,11 @@ async fn respond(
     // Before any is answered.
     asks.iter().try_for_each(|asks| generate::check(served, asks))?;
     let asked = asks.into_iter().map(|asks| whole(server, served, asks)).collect();
-    let answered = generate::at_once(served, asked).await?.concat();
-    let mut replies: Vec<Value> =
-        answered.iter().enumerate().map(|(index, answer)| form.whole(index, answer)).collect();
-    let reply = if replies.len() == 1 { replies.swap_remove(0) } else { json!(replies) };
+    let answered = generate::at_once(served, asked).await?;
+    let of_prompts = answered.iter().enumerate().flat_map(|(number, all)| all.iter().map(move |one| (number, one)));
+    let reply = |(number, answer): (usize, &Whole)| form.whole(number * answers + answer.index, answer);
+    let mut replies: Vec<Value> = of_prompts.map(reply).collect();
+    let reply = if count == 1 { replies.swap_remove(0) } else { json!(replies) };
     Ok(Json(reply).into_response())
 }
 

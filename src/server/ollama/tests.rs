@@ -111,7 +111,7 @@ fn lines_say_together_what_one_reply_says() {
     let call = Call { id: Some("c1".into()), name: "clock".into(), arguments: "{\"zone\":\"UTC\"}".into() };
     let (reasoning, content) = ("Hm.".into(), "I look.".into());
     let (tokens, prompt, hidden) = (Vec::new(), Vec::new(), Vec::new());
-    let answer = Whole { reasoning, content, calls: vec![call], tokens, prompt, hidden, end };
+    let answer = Whole { index: 0, reasoning, content, calls: vec![call], tokens, prompt, hidden, end };
     let whole = form(Field::Message).whole(&answer);
     assert_eq!((json!(all("thinking")), json!(all("content"))), {
         let message = &whole["message"];

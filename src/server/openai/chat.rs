@@ -273,9 +273,9 @@ pub fn message(answer: &Whole) -> Value {
 }
 
 fn reply(head: &Head, served: &Served, answers: &[Whole]) -> Value {
-    let choice = |(index, answer): (usize, &Whole)| {
+    let choice = |answer: &Whole| {
         let mut choice = json!({
-            "index": index,
+            "index": answer.index,
             "message": message(answer),
             "logprobs": content_log_probabilities(served, &answer.tokens, &head.extras),
             "finish_reason": finish_reason(&answer.end, answer.calls.len()),
@@ -293,8 +293,8 @@ fn reply(head: &Head, served: &Served, answers: &[Whole]) -> Value {
     if head.extras.token_ids {
         reply["prompt_token_ids"] = json!(head.prompt);
     }
-    reply["choices"] = answers.iter().enumerate().map(choice).collect();
-    reply["usage"] = usage(answers.iter().map(|answer| &answer.end.timings), answers.len());
+    reply["choices"] = answers.iter().map(choice).collect();
+    reply["usage"] = usage([answers.iter().map(|answer| &answer.end.timings)]);
     reply["timings"] = answers.first().map_or(Value::Null, |answer| timings(&answer.end.timings, answer.end.queued));
     reply
 }
@@ -409,7 +409,7 @@ impl StreamFormat for ChatForm {
         }
         let mut chunk = self.head.message(".chunk");
         chunk["choices"] = json!([]);
-        chunk["usage"] = usage(self.ends.iter().flatten().map(|end| &end.timings), self.ends.len());
+        chunk["usage"] = usage([self.ends.iter().flatten().map(|end| &end.timings)]);
         let first = self.ends.first().and_then(Option::as_ref);
         chunk["timings"] = first.map_or(Value::Null, |end| timings(&end.timings, end.queued));
         vec![Message::plain(chunk)]

@@ -61,22 +61,22 @@ pub async fn completions(
     asks.iter().try_for_each(|asks| generate::check(&served, asks))?;
     let asked = asks.into_iter().map(|asks| wanted.answer(&server, &served, asks)).collect();
     let answered = generate::at_once(&served, asked).await?;
-    for (prompt, (generated, all)) in wanted.prompts.iter().zip(answered) {
-        for answer in &generated[..wanted.answers] {
-            let mut choice = wanted.choice(&served, choices.len(), prompt, answer);
+    for (number, (prompt, (generated, all))) in wanted.prompts.iter().zip(answered).enumerate() {
+        for answer in generated.iter().take(wanted.answers) {
+            let mut choice = wanted.choice(&served, number * wanted.answers + answer.index, prompt, answer);
             if !is_one {
                 choice["timings"] = timings(&answer.end.timings, answer.end.queued);
             }
             choices.push(choice);
         }
-        ends.extend(all);
+        ends.push(all);
     }
     let mut reply = head;
     reply["choices"] = json!(choices);
-    if let Some(end) = ends.first().filter(|_| is_one) {
+    if let Some(end) = ends.iter().flatten().next().filter(|_| is_one) {
         reply["timings"] = timings(&end.timings, end.queued);
     }
-    reply["usage"] = wanted.usage(&ends, wanted.best_of);
+    reply["usage"] = wanted.usage(&ends);
     Ok(Json(reply).into_response())
 }
 
@@ -207,6 +207,7 @@ impl Wanted {
                 sum / answer.tokens.len().max(1) as f32
             };
             answers.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+            answers.iter_mut().enumerate().for_each(|(place, answer)| answer.index = place);
         }
         Ok((answers, ends))
     }
@@ -234,12 +235,12 @@ impl Wanted {
         choice
     }
 
-    /// `usage` of answers in their order, so many to each prompt.
-    fn usage(&self, ends: &[End], answers: usize) -> Value {
-        let mut usage = usage(ends.iter().map(|end| &end.timings), answers);
+    /// `usage` of the answers to each prompt, in their order.
+    fn usage(&self, ends: &[Vec<End>]) -> Value {
+        let mut usage = usage(ends.iter().map(|ends| ends.iter().map(|end| &end.timings)));
         // Each prompt counts once, however many answers it got.
         let prompt: usize = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-        let generated: usize = ends.iter().map(|end| end.timings.generated_tokens).sum();
+        let generated: usize = ends.iter().flatten().map(|end| end.timings.generated_tokens).sum();
         usage["prompt_tokens"] = json!(prompt);
         usage["total_tokens"] = json!(prompt + generated);
         usage
@@ -419,8 +420,9 @@ impl StreamFormat for TextForm {
         }
         let mut chunk = self.head.clone();
         chunk["choices"] = json!([]);
-        let ends: Vec<End> = self.ends.iter().flatten().cloned().collect();
-        chunk["usage"] = self.wanted.usage(&ends, self.wanted.answers);
+        let of_prompts = self.ends.chunks(self.wanted.answers);
+        let ends: Vec<Vec<End>> = of_prompts.map(|ends| ends.iter().flatten().cloned().collect()).collect();
+        chunk["usage"] = self.wanted.usage(&ends);
         vec![Message::plain(chunk)]
     }
 

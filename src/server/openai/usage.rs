@@ -9,16 +9,18 @@ use crate::{
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// `usage` of answers in their order, so many to each prompt.
-pub fn usage<'a>(all: impl IntoIterator<Item = &'a Timings>, answers: usize) -> Value {
+/// `usage` of the answers to each prompt, in their order.
+pub fn usage<'a>(all: impl IntoIterator<Item = impl IntoIterator<Item = &'a Timings>>) -> Value {
     let (mut prompt, mut cached, mut generated) = (0, 0, 0);
-    for (index, of) in all.into_iter().enumerate() {
-        let Timings { prompt_tokens, cached_tokens, generated_tokens, .. } = *of;
-        // Several answers have one prompt, which the first of them read for all.
-        if index % answers == 0 {
-            (prompt, cached) = (prompt + prompt_tokens + cached_tokens, cached + cached_tokens);
+    for answers in all {
+        for (number, of) in answers.into_iter().enumerate() {
+            let Timings { prompt_tokens, cached_tokens, generated_tokens, .. } = *of;
+            // Several answers have one prompt, which the first of them read for all.
+            if number == 0 {
+                (prompt, cached) = (prompt + prompt_tokens + cached_tokens, cached + cached_tokens);
+            }
+            generated += generated_tokens;
         }
-        generated += generated_tokens;
     }
     json!({
         "prompt_tokens": prompt,
