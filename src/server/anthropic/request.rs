@@ -87,7 +87,6 @@ fn tool_choice(fields: &Fields<'_>) -> Result<(ToolChoice, Parallel), ApiError> 
     let expected = "auto, any, tool or none";
     let Some(choice) = fields.object("tool_choice")? else { return Ok((ToolChoice::Auto, Parallel::Allowed)) };
     let one = choice.flag("disable_parallel_tool_use")?.unwrap_or(false);
-    let parallel = if one { Parallel::One } else { Parallel::Allowed };
     let choice = match choice.need("type", expected)?.as_str() {
         Some("auto") => ToolChoice::Auto,
         Some("any") => ToolChoice::Required,
@@ -95,7 +94,9 @@ fn tool_choice(fields: &Fields<'_>) -> Result<(ToolChoice, Parallel), ApiError> 
         Some("tool") => ToolChoice::Named(choice.need_text("name")?.into()),
         _ => return Err(wrong("tool_choice.type", &choice.map()["type"], expected)),
     };
-    Ok((choice, parallel))
+    // A tool that is named is called once, whatever it says.
+    let one = one || matches!(choice, ToolChoice::Named(_));
+    Ok((choice, if one { Parallel::One } else { Parallel::Allowed }))
 }
 
 /// `system` and `messages` in OpenAI's form.
