@@ -16,6 +16,11 @@ pub trait Loader: Send + Sync + std::fmt::Debug {
     /// Loads the model of this name. Fails in one line.
     fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String>;
 
+    /// What keeps the model of this name from being loaded, however much room there is, in one line.
+    fn fault(&self, _name: &str) -> Option<String> {
+        None
+    }
+
     /// What the file of the model of this name says, if there is one. It is not loaded for that.
     fn look(&self, _name: &str) -> Option<FileFacts> {
         None
@@ -196,6 +201,10 @@ impl Models {
                 }
                 Err(refused) => refused,
             };
+            // No room helps there, and nobody has to go for it.
+            if let Some(what) = self.fault(&entry.name).await {
+                return Err(ApiError::internal(what));
+            }
             let Some(memory) = self.unload_one() else {
                 return Err(ApiError::busy(refused, 5));
             };
@@ -220,6 +229,11 @@ impl Models {
         let slots = (settings.parallel, settings.queue);
         let load = move || Served::new(&name, loader.load(&name, room)?, slots).map(Arc::new);
         tokio::task::spawn_blocking(load).await.map_err(|error| error.to_string())?
+    }
+
+    async fn fault(&self, name: &str) -> Option<String> {
+        let (loader, name) = (self.loader.clone(), name.to_string());
+        tokio::task::spawn_blocking(move || loader.fault(&name)).await.ok().flatten()
     }
 
     /// Unloads the idle model that was not used for the longest time, and returns what lives as long as its memory;

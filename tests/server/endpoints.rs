@@ -118,6 +118,33 @@ impl Loader for Nothing {
     }
 }
 
+/// One of two models has a file that no room helps.
+#[derive(Debug)]
+struct OneBroken(Bundled);
+
+impl Loader for OneBroken {
+    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String> {
+        self.fault(name).map_or_else(|| self.0.load(name, room), Err)
+    }
+
+    fn fault(&self, name: &str) -> Option<String> {
+        (name == "broken").then(|| "broken.gguf: it is cut off".into())
+    }
+}
+
+/// Whoever asks for a model that cannot be loaded is told so, and others stay where they are.
+#[test]
+fn a_broken_model_does_not_have_others_unloaded() {
+    let host = Host::with_models(&["whole", "broken"], Arc::new(OneBroken(Bundled::plain())));
+    let ask = |model: &str| host.post("/v1/completions", &json!({"model": model, "prompt": "Hi", "max_tokens": 1}));
+    ask("whole").ok();
+    let refused = ask("broken");
+    assert_eq!((refused.status, refused.header("retry-after")), (500, None), "{}", refused.text());
+    assert!(refused.text().contains("it is cut off"), "{}", refused.text());
+    let loaded = host.get("/api/ps").ok();
+    assert_eq!(loaded["models"].as_array().unwrap().len(), 1, "{loaded}");
+}
+
 /// `keep_alive: 0` has a model unloaded, with an answer or without; whoever asks next has it again.
 #[test]
 fn ollama_has_a_model_unloaded() {

@@ -10,8 +10,9 @@ use anyhow::{Context, bail};
 use kvas::{
     engine::{Engine, EngineConfig},
     memory::plan::{SNAPSHOT_EVERY, SnapshotBudget},
-    model::bundled,
-    policy::BoundedLayers,
+    model::{Model, bundled},
+    policy::{BoundedLayers, EvictionPolicy},
+    sampling::SamplerParams,
     server::{FileFacts, Loaded, Loader, MemoryDemand, ModelFacts},
     session::ModelId,
     text::ChatTemplate,
@@ -99,6 +100,10 @@ impl Loader for FromFlags {
         self.open(name, room).map_err(|error| format!("{error:#}"))
     }
 
+    fn fault(&self, name: &str) -> Option<String> {
+        self.read(name).err().map(|error| format!("{error:#}"))
+    }
+
     fn look(&self, name: &str) -> Option<FileFacts> {
         match self.files.iter().find(|(known, _)| known == name)? {
             (_, Some(path)) => Some(FileFacts::at(path)),
@@ -107,8 +112,17 @@ impl Loader for FromFlags {
     }
 }
 
+/// A model whose file was read, before any memory is asked for.
+struct Read {
+    flags: ModelFlags,
+    model: Model,
+    bound: Option<EvictionPolicy>,
+    template: ChatTemplate,
+    sampling: SamplerParams,
+}
+
 impl FromFlags {
-    fn open(&self, name: &str, room: MemoryDemand) -> anyhow::Result<Loaded> {
+    fn read(&self, name: &str) -> anyhow::Result<Read> {
         let known = self.files.iter().find(|(known, _)| known == name).context("a name of no model")?;
         let flags = ModelFlags { model: known.1.clone(), run: self.run.clone() };
         if let Some(tokens) = flags.run.context().filter(|tokens| *tokens < LEAST_CONTEXT) {
@@ -123,6 +137,11 @@ impl FromFlags {
             None => model.template()?,
         };
         let sampling = self.sampling.over_those_of(&model, &flags.name())?;
+        Ok(Read { flags, model, bound, template, sampling })
+    }
+
+    fn open(&self, name: &str, room: MemoryDemand) -> anyhow::Result<Loaded> {
+        let Read { flags, model, bound, template, sampling } = self.read(name)?;
         let host_bytes = self.offload_cache.host_bytes(&flags.run.compute)?;
         let promised = self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)) + host_bytes;
         let wanted = device::MemoryRequest { promised, ..wanted(self.parallel, &self.drafts) };
