@@ -230,7 +230,7 @@ pub(crate) struct OffloadFlags {
     /// dropped]
     #[arg(long, value_name = "DIR")]
     snapshot_dir: Option<PathBuf>,
-    /// Most GiB of that folder; the least recently used are deleted first
+    /// Most GiB of that folder for each model; the least recently used are deleted first
     #[arg(long, value_name = "GIB", default_value_t = 8, requires = "snapshot_dir", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     snapshot_disk: u32,
 }

@@ -1,10 +1,10 @@
 //! The last tiers of snapshots: what gives way on the device goes to the memory of the host or to a folder, and comes
 //! back when a prompt begins with it, or when a request that made room for others goes on.
 
-use super::Engine;
+use super::{Engine, session::SaveError};
 use crate::{
     memory::{DeviceWork, EvictedPrefix, SequenceId},
-    session::{OffloadCache, OffloadUsage, PrefixQuery, SessionLayout},
+    session::{ATTEMPTS, OffloadCache, OffloadUsage, PrefixQuery, SessionLayout},
 };
 use kvas_backend::DeviceError;
 use std::time::Instant;
@@ -94,21 +94,41 @@ impl Engine {
         if gain < LEAST || self.pace.seconds(gain).is_some_and(|to_read| to_read < WORTH * takes) {
             return;
         }
-        let Some(writer) = offload.offload_cache.writer(evicted.scope, &evicted.tokens, &layout) else { return };
-        let open = writer.begin(&layout).map_err(|error| error.to_string());
-        let written = open.and_then(|mut open| {
-            self.runner.save(&evicted.kept, &mut open)?;
-            open.finish().map_err(|error| error.to_string())
-        });
-        let kept = written.and_then(|written| {
-            let what = (&evicted.tokens[..], &layout, &evicted.ends[..]);
-            offload.offload_cache.wrote(evicted.scope, what, written).map_err(|error| error.to_string())
-        });
+        let Some(kept) = self.write_prefix(evicted, &layout) else { return };
+        let Some(offload) = self.offload.as_mut() else { return };
         if bytes >= TELLING {
             let took = began.elapsed().as_secs_f64() / bytes as f64;
             offload.seconds_per_byte = took.min(FADING * offload.seconds_per_byte);
         }
         offload.note(kept.err());
+    }
+
+    /// Writes a prefix, once more if others have given way to it where the disk is full. None: it is there, or too large.
+    fn write_prefix(&mut self, evicted: &EvictedPrefix, layout: &SessionLayout) -> Option<Result<(), String>> {
+        let EvictedPrefix { scope, tokens, kept, ends, .. } = evicted;
+        let (offload_cache, mut tried) = (&mut self.offload.as_mut()?.offload_cache, None);
+        for _ in 0..ATTEMPTS {
+            let Some(writer) = offload_cache.writer(*scope, tokens, layout) else { break };
+            let write = || -> Result<_, SaveError> {
+                let mut open = writer.begin(layout)?;
+                self.runner.save(kept, &mut open)?;
+                Ok(open.finish()?)
+            };
+            match write() {
+                Ok(written) => {
+                    let wrote = offload_cache.wrote(*scope, (tokens, layout, ends), written);
+                    return Some(wrote.map_err(|error| error.to_string()));
+                }
+                Err(error) => {
+                    let again = matches!(&error, SaveError::Session(error) if offload_cache.give_way(error));
+                    tried = Some(Err(error.to_string()));
+                    if !again {
+                        break;
+                    }
+                }
+            }
+        }
+        tried
     }
 
     /// Of shorter prefixes so many states go along, at equal distances, as are worth their bytes.

@@ -4,7 +4,7 @@ use super::{ConversationId, Engine, Runner};
 use crate::{
     memory::{CachedPrefixes, Full, Memory, Restored, Scope, SequenceId, Shortened},
     policy::{EvictionPolicy, difference},
-    session::{OpenWriter, Session, SessionLayout, Writer, Written},
+    session::{OpenWriter, Session, SessionError, SessionLayout, Writer, Written},
 };
 use kvas_backend::{DeviceError, Page, Slot, Store, StoreDecl};
 
@@ -17,6 +17,15 @@ const HELD: &str = "policy full";
 
 /// Gives rows of a page store: its number and the first row, how many, and where to.
 type Rows<'a> = dyn Fn((usize, usize), usize, &mut Vec<f32>) + 'a;
+
+/// Why something could not be saved.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SaveError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
 
 impl Engine {
     /// Writes what is kept of the writer's tokens; the bytes of the file.
@@ -33,9 +42,9 @@ impl Engine {
             layout = layout.with_whole(policy.clone(), *elements);
         }
         let mut open = writer.begin(&layout).map_err(|error| error.to_string())?;
-        self.runner.save(&kept, &mut open)?;
+        self.runner.save(&kept, &mut open).map_err(|error| error.to_string())?;
         if let Some((_, slot, 1..)) = whole {
-            self.runner.save_whole((slot, kept.length), &mut open)?;
+            self.runner.save_whole((slot, kept.length), &mut open).map_err(|error| error.to_string())?;
         }
         match open.finish().map_err(|error| error.to_string())? {
             Written::File(bytes) => Ok(bytes),
@@ -222,39 +231,38 @@ impl Runner {
         paged.zip(tables).collect()
     }
 
-    pub(super) fn save(&mut self, kept: &CachedPrefixes, out: &mut OpenWriter) -> Result<(), String> {
+    pub(super) fn save(&mut self, kept: &CachedPrefixes, out: &mut OpenWriter) -> Result<(), SaveError> {
         let mut values = Vec::new();
-        let device = |error: DeviceError| error.to_string();
         self.save_rows(&kept.tables, &vec![kept.length; kept.tables.len()], out)?;
         for (position, slot) in &kept.states {
             values.clear();
-            self.backend.save_slot(*slot, *position, &mut values).map_err(device)?;
-            out.write(&values).map_err(|error| error.to_string())?;
+            self.backend.save_slot(*slot, *position, &mut values)?;
+            out.write(&values)?;
         }
         for shortened in &kept.shortened {
             self.save_rows(&shortened.tables, &shortened.eviction.held, out)?;
             values.clear();
-            self.backend.save_slot(shortened.slot, shortened.length, &mut values).map_err(device)?;
+            self.backend.save_slot(shortened.slot, shortened.length, &mut values)?;
             if self.program().evicted_elements() > 0 {
-                self.backend.save_evicted(shortened.slot, shortened.length, &mut values).map_err(device)?;
+                self.backend.save_evicted(shortened.slot, shortened.length, &mut values)?;
             }
             // Two sections, of which either may be missing.
             let (state, memory) = values.split_at(self.program().slot_elements());
-            out.write(state).and_then(|()| out.write(memory)).map_err(|error| error.to_string())?;
+            out.write(state).and_then(|()| out.write(memory))?;
         }
         Ok(())
     }
 
     /// Writes the rows of every page store that are held.
-    fn save_rows(&mut self, tables: &[Vec<Page>], held: &[u32], out: &mut OpenWriter) -> Result<(), String> {
+    fn save_rows(&mut self, tables: &[Vec<Page>], held: &[u32], out: &mut OpenWriter) -> Result<(), SaveError> {
         let (mut values, page_size) = (Vec::new(), self.limits().page_size);
         for ((store, table), held) in self.stores(tables).into_iter().zip(held) {
             let held = *held as usize;
             for (page, first) in table.iter().zip((0..held).step_by(page_size)) {
                 values.clear();
                 let rows = page_size.min(held - first);
-                self.backend.save_page(store, *page, rows, &mut values).map_err(|error| error.to_string())?;
-                out.write(&values).map_err(|error| error.to_string())?;
+                self.backend.save_page(store, *page, rows, &mut values)?;
+                out.write(&values)?;
             }
         }
         Ok(())
@@ -287,10 +295,10 @@ impl Runner {
     }
 
     /// Writes what a slot remembers that has evicted nothing.
-    fn save_whole(&mut self, (slot, length): (Slot, u32), out: &mut OpenWriter) -> Result<(), String> {
+    fn save_whole(&mut self, (slot, length): (Slot, u32), out: &mut OpenWriter) -> Result<(), SaveError> {
         let mut values = Vec::new();
-        self.backend.save_evicted(slot, length, &mut values).map_err(|error| error.to_string())?;
-        out.write(&values).map_err(|error| error.to_string())
+        self.backend.save_evicted(slot, length, &mut values)?;
+        Ok(out.write(&values)?)
     }
 
     /// The opposite. Its pages are there.

@@ -14,6 +14,16 @@ pub enum SessionError {
         /// What the system said.
         error: std::io::Error,
     },
+    /// The disk has no room for the file.
+    #[error("{path}: {error}")]
+    Full {
+        /// Which file.
+        path: String,
+        /// How many bytes of it had room.
+        written: u64,
+        /// What the system said.
+        error: std::io::Error,
+    },
     /// It is not what it was when it was claimed.
     #[error("{path}: another program has changed it, expected what was read or written here last")]
     Changed {

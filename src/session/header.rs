@@ -77,6 +77,12 @@ impl SessionLayout {
     pub fn bytes(&self, tokens: usize) -> u64 {
         sections(self, tokens, 0).iter().map(|section| section.bytes as u64).sum()
     }
+
+    /// The bytes of a file of so many tokens of a model, without a conversation.
+    pub(super) fn file_bytes(&self, model: &ModelId, tokens: usize) -> u64 {
+        let header = write(model, self.shortened.as_ref(), &sections(self, tokens, 0));
+        self.bytes(tokens) + header.len() as u64
+    }
 }
 
 /// By page store: values of a token.

@@ -20,6 +20,9 @@ use std::{
 
 const ENDING: &str = "prefix";
 
+/// How often a prefix is written where the disk is full: again when others have given way to it.
+pub(crate) const ATTEMPTS: usize = 2;
+
 /// Digits of the model's fingerprint in a file name; the file has all of them.
 const FINGERPRINT: usize = 16;
 
@@ -82,6 +85,8 @@ pub struct OffloadCache {
 struct Folder {
     path: PathBuf,
     files: Tier<Key, ()>,
+    /// The disk was full before the budget was used up, which is what it has room for since.
+    is_short: bool,
 }
 
 /// What one tier keeps.
@@ -169,9 +174,9 @@ impl<K: Copy + Eq + Hash, T> Tier<K, T> {
         self.kept.remove(key)
     }
 
-    /// The one not used for the longest time if there is more than the budget.
-    fn oldest(&self) -> Option<K> {
-        let is_over = self.usage().bytes > self.budget;
+    /// The one not used for the longest time if there is more than the budget leaves with so many bytes of another one.
+    fn oldest(&self, bytes: u64) -> Option<K> {
+        let is_over = self.usage().bytes > self.budget.saturating_sub(bytes);
         self.kept.iter().filter(|_| is_over).min_by_key(|(_, kept)| kept.used).map(|(key, _)| *key)
     }
 }
@@ -266,14 +271,18 @@ impl OffloadCache {
     }
 
     /// How to write a prefix that is not here yet; [`OffloadCache::wrote`] must follow.
-    pub fn writer(&self, scope: Scope, tokens: &[u32], layout: &SessionLayout) -> Option<Writer> {
+    pub fn writer(&mut self, scope: Scope, tokens: &[u32], layout: &SessionLayout) -> Option<Writer> {
         let (key, evicted) = key_of(tokens, layout)?;
         if layout.bytes(tokens.len()) <= self.memory.budget {
             let is_new = !self.memory.knows(&(scope, key));
             return is_new.then(|| Writer::memory("a prefix in memory", &self.model, tokens.to_vec()));
         }
-        let folder = self.folder.as_ref().filter(|_| scope == Scope::default())?;
-        let (is_new, file) = (!folder.files.knows(&key), folder.file((key, evicted), &self.model));
+        let (bytes, folder) = (layout.file_bytes(&self.model, tokens.len()), self.folder.as_mut()?);
+        let is_new = scope == Scope::default() && folder.takes(key, bytes);
+        let file = folder.file((key, evicted), &self.model);
+        if is_new {
+            folder.clear_for(bytes, &self.model);
+        }
         is_new.then(|| Writer::cache(&file, &self.model, tokens.to_vec()))
     }
 
@@ -306,21 +315,57 @@ impl OffloadCache {
         self.make_room()
     }
 
-    /// What is over in memory goes to the folder.
+    /// A prefix could not be written. If the disk of the folder is full, this has room for no more from now on than is there and
+    /// was written, and others give way: whether to try again.
+    pub fn give_way(&mut self, error: &SessionError) -> bool {
+        let (SessionError::Full { written, .. }, Some(folder)) = (error, &mut self.folder) else { return false };
+        let there = folder.files.usage().bytes;
+        if there == 0 {
+            return false;
+        }
+        folder.files.budget = folder.files.budget.min(there + written);
+        if !std::mem::replace(&mut folder.is_short, true) {
+            let (path, room) = (folder.path.display(), folder.files.budget >> 20);
+            tracing::warn!("{path}: the disk is full: old prefixes give way to new ones, and take {room} MiB at most");
+        }
+        true
+    }
+
+    /// What is over in memory goes to the folder, or is gone if it cannot be written there: the last reason is told.
     fn make_room(&mut self) -> Result<(), SessionError> {
-        while let Some(oldest) = self.memory.oldest() {
+        let mut all = Ok(());
+        while let Some(oldest) = self.memory.oldest(0) {
             let ((scope, key), parts) = (oldest, self.memory.parts_of(oldest));
             let parts: Vec<Key> = parts.map(|(_, part)| part).collect();
             let gone = self.memory.remove(&oldest);
-            if let Some(folder) = self.folder.as_mut().filter(|_| scope == Scope::default())
-                && let Some(CacheEntry { what: session, evicted, .. }) = gone
-                && !folder.files.knows(&key)
-            {
-                let bytes = write_out(&session, &folder.file((key, evicted), &self.model))?;
-                folder.add((key, &parts), [bytes, evicted.into()], &self.model);
+            if let Some(CacheEntry { what: session, evicted, .. }) = gone.filter(|_| scope == Scope::default()) {
+                all = self.write_out((key, evicted), &parts, &session).and(all);
             }
         }
-        Ok(())
+        all
+    }
+
+    /// Writes what leaves the memory to the folder, if there is one that takes it: once more if others have given way.
+    fn write_out(&mut self, (key, evicted): (Key, u32), parts: &[Key], session: &Session) -> Result<(), SessionError> {
+        let mut tried = Ok(());
+        for _ in 0..ATTEMPTS {
+            let Some(folder) = self.folder.as_mut().filter(|folder| folder.takes(key, session.bytes())) else { break };
+            folder.clear_for(session.bytes(), &self.model);
+            match write_out(session, &folder.file((key, evicted), &self.model)) {
+                Ok(bytes) => {
+                    folder.add((key, parts), [bytes, evicted.into()], &self.model);
+                    return Ok(());
+                }
+                Err(error) => {
+                    let again = self.give_way(&error);
+                    tried = Err(error);
+                    if !again {
+                        break;
+                    }
+                }
+            }
+        }
+        tried
     }
 }
 
@@ -347,7 +392,7 @@ impl Folder {
         let modified = |data: &fs::Metadata| data.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         // Of several names of a file the longest prefix comes first.
         found.sort_by_key(|((key, _), data)| (modified(data), std::cmp::Reverse(key.length)));
-        let mut folder = Self { path: path.to_path_buf(), files: Tier::new(budget) };
+        let mut folder = Self { path: path.to_path_buf(), files: Tier::new(budget), is_short: false };
         let mut holders: HashMap<[u64; 2], Key> = HashMap::new();
         for ((key, evicted), data) in found {
             match file_id(&data).and_then(|file| holders.get(&file)) {
@@ -385,8 +430,24 @@ impl Folder {
 
     /// Removes the files not used for the longest time until the rest fits.
     fn shrink(&mut self, model: &ModelId) {
-        while let Some(oldest) = self.files.oldest() {
+        self.make_room(0, model);
+    }
+
+    fn make_room(&mut self, bytes: u64, model: &ModelId) {
+        while let Some(oldest) = self.files.oldest(bytes) {
             self.evict(oldest, model);
+        }
+    }
+
+    /// Whether a prefix of so many bytes is kept. For one that is larger than the budget all others would go, and then it.
+    fn takes(&self, key: Key, bytes: u64) -> bool {
+        bytes <= self.files.budget && !self.files.knows(&key)
+    }
+
+    /// Makes room for a file on a disk that has no more than what is used. Else the files that it replaces go when it is there.
+    fn clear_for(&mut self, bytes: u64, model: &ModelId) {
+        if self.is_short {
+            self.make_room(bytes, model);
         }
     }
 
@@ -426,112 +487,4 @@ fn named(name: &str, model: &ModelId) -> Option<(Key, u32)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_tells_what_a_file_is_and_others_are_left_alone() {
-        let model = |fingerprint: &str| ModelId {
-            name: "toy".into(),
-            architecture: "none".into(),
-            fingerprint: fingerprint.repeat(16),
-        };
-        let folder = Folder { path: PathBuf::new(), files: Tier::new(1) };
-        let whole = Key { length: 300, hash: 0xab, policy: 0 };
-        let cut = Key { policy: policy_hash("policy slake"), ..whole };
-        for (key, evicted) in [(whole, 0), (cut, 17)] {
-            let file = folder.file((key, evicted), &model("ab")).display().to_string();
-            assert_eq!(named(&file, &model("ab")), Some((key, evicted)), "{file}");
-            assert_eq!(named(&file, &model("cd")), None, "{file}");
-            assert_eq!(named(&file.replace("prefix", "session"), &model("ab")), None);
-            assert_eq!(named(&file.replace("-300-", "-"), &model("ab")), None);
-        }
-        assert!(cut.policy != policy_hash("policy edgeinfinite"));
-    }
-
-    /// A prefix that was written with others serves in their place, goes when it goes, and makes what they had needless.
-    #[test]
-    fn a_prefix_serves_for_shorter_ones_that_it_holds() {
-        let tokens = [5, 6, 7, 8, 9];
-        let hashes: Vec<(u32, u64)> = prefix_hashes(&tokens).collect();
-        let key = |at: usize| Key { length: hashes[at].0, hash: hashes[at].1, policy: 0 };
-        let mut level: Tier<Key, char> = Tier::new(15);
-        level.insert(key(1), 'a', [10, 0]);
-        level.insert(key(4), 'b', [10, 0]);
-        level.holds(key(4), &[key(0), key(1)]);
-        assert_eq!(level.usage(), OffloadUsage { count: 1, bytes: 10 });
-        let found =
-            |level: &Tier<Key, char>, at: usize| level.find(key(at), 0).map(|found| level.kept[&found.holder].what);
-        let all = |level: &Tier<Key, char>| (0..5).map(|at| found(level, at)).collect::<Vec<_>>();
-        assert_eq!(all(&level), [Some('b'), Some('b'), None, None, Some('b')]);
-        assert_eq!((0..5).map(|at| level.knows(&key(at))).collect::<Vec<_>>(), [true, true, false, false, true]);
-        // One of another text takes over what both hold, and keeps it.
-        level.insert(key(3), 'c', [10, 0]);
-        level.holds(key(3), &[key(1)]);
-        assert_eq!(level.oldest(), Some(key(4)));
-        level.remove(&key(4));
-        assert_eq!(all(&level), [None, Some('c'), None, Some('c'), None]);
-        assert_eq!((level.oldest(), level.knows(&key(0))), (None, false));
-    }
-
-    /// A file has a name for every prefix that it serves, no name is left behind, and the next start knows them all.
-    #[test]
-    #[cfg(unix)]
-    fn files_have_the_names_of_what_they_hold() {
-        let model = ModelId { name: "toy".into(), architecture: "none".into(), fingerprint: "ab".repeat(16) };
-        let temporary = tempfile::tempdir().unwrap();
-        let path = temporary.path().join("names");
-        let mut folder = Folder::open(&path, &model, 25).unwrap();
-        let key = |length: u32| Key { length, hash: 7, policy: 0 };
-        let add = |folder: &mut Folder, length: u32, parts: &[u32]| {
-            fs::write(folder.file((key(length), 0), &model), [0; 10]).unwrap();
-            let parts: Vec<Key> = parts.iter().map(|part| key(*part)).collect();
-            folder.add((key(length), &parts), [10, 0], &model);
-        };
-        let names = |folder: &Folder| {
-            let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().to_string();
-            let mut lengths: Vec<u32> = fs::read_dir(&folder.path)
-                .unwrap()
-                .filter_map(|entry| Some(named(&name(entry), &model)?.0.length))
-                .collect();
-            lengths.sort_unstable();
-            lengths
-        };
-        add(&mut folder, 30, &[10, 20]);
-        assert_eq!(names(&folder), [10, 20, 30]);
-        add(&mut folder, 40, &[10, 30]);
-        assert_eq!(names(&folder), [10, 30, 40], "20 went with the file that held it");
-        add(&mut folder, 50, &[10]);
-        assert_eq!((names(&folder), folder.files.usage().count), (vec![10, 30, 40, 50], 2));
-        let again = Folder::open(&path, &model, 25).unwrap();
-        assert_eq!(again.files.usage(), OffloadUsage { count: 2, bytes: 20 });
-        assert_eq!(again.files.find(key(30), 0).map(|found| found.holder.length), Some(40));
-        assert_eq!(again.files.find(key(10), 0).map(|found| found.holder.length), Some(50));
-        add(&mut folder, 60, &[]);
-        assert_eq!(names(&folder), [10, 50, 60], "the oldest file went with its names");
-        fs::remove_dir_all(&path).unwrap();
-    }
-
-    #[test]
-    fn what_has_given_up_too_much_or_in_another_way_is_not_wanted() {
-        let model = ModelId { name: "toy".into(), architecture: "none".into(), fingerprint: "ab".repeat(16) };
-        let (mut offload_cache, tokens) = (OffloadCache::in_memory(&model, 1 << 20), [5, 6, 7, 8, 9]);
-        offload_cache.folder = Some(Folder { path: PathBuf::new(), files: Tier::new(1 << 20) });
-        let hashes: Vec<(u32, u64)> = prefix_hashes(&tokens).collect();
-        let key = |(length, hash): (u32, u64), policy| Key { length, hash, policy };
-        let files = &mut offload_cache.folder.as_mut().unwrap().files;
-        files.insert(key(hashes[2], 0), (), [10, 0]);
-        files.insert(key(hashes[3], policy_hash("some")), (), [10, 2]);
-        let longest = |wanted| offload_cache.longest(Scope::default(), &tokens, wanted);
-        assert_eq!(longest(PrefixQuery::new(5, None)), Some(3));
-        assert_eq!(longest(PrefixQuery::new(2, None)), None);
-        assert_eq!(longest(PrefixQuery::new(5, Some(("some", 2)))), Some(4));
-        assert_eq!(longest(PrefixQuery::new(5, Some(("some", 1)))), Some(3));
-        assert_eq!(longest(PrefixQuery::new(5, Some(("other", 9)))), Some(3));
-        assert_eq!(
-            offload_cache.longest(Scope(7), &tokens, PrefixQuery::new(5, None)),
-            None,
-            "files are what everybody may know"
-        );
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use super::{
 use kvas_gguf::{file_id, output_target};
 use std::{
     fs::{File, OpenOptions, TryLockError},
-    io::{BufWriter, Read, Seek, SeekFrom, Write},
+    io::{BufWriter, ErrorKind, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -99,7 +99,7 @@ impl Writer {
         let mut open =
             OpenWriter { path, model, out, sections, shortened, at: 0, written: 0, hasher, quant, bytes, conversation };
         let place = header::write(&open.model, open.shortened.as_ref(), &open.sections);
-        open.out.append(&place).map_err(|error| fail(&open.path, error))?;
+        open.out.append(&place, &open.path)?;
         open.raw(&tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>())?;
         Ok(open)
     }
@@ -107,6 +107,15 @@ impl Writer {
 
 fn fail(path: &Path, error: std::io::Error) -> SessionError {
     SessionError::Write { path: path.display().to_string(), error }
+}
+
+/// The same of a file of which some may have been written.
+fn fail_within(path: &Path, file: &File, error: std::io::Error) -> SessionError {
+    if !matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
+        return fail(path, error);
+    }
+    let written = file.metadata().map_or(0, |data| data.len());
+    SessionError::Full { path: path.display().to_string(), written, error }
 }
 
 /// Whether a session may be written to a path: to one that is new or has a session, whole or not. A name that was mistyped is
@@ -132,9 +141,9 @@ enum Out {
 }
 
 impl Out {
-    fn append(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+    fn append(&mut self, bytes: &[u8], path: &Path) -> Result<(), SessionError> {
         match self {
-            Out::File(out, _) => out.write_all(bytes),
+            Out::File(out, partial) => out.write_all(bytes).map_err(|error| fail_within(path, &partial.file, error)),
             Out::Memory(out) => {
                 out.extend_from_slice(bytes);
                 Ok(())
@@ -177,7 +186,7 @@ impl OpenWriter {
     }
 
     fn raw(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
-        self.out.append(bytes).map_err(|error| fail(&self.path, error))?;
+        self.out.append(bytes, &self.path)?;
         self.hasher.update(bytes);
         self.written += bytes.len();
         assert!(self.written <= self.sections[self.at].bytes, "a section is as long as the layout says");
@@ -207,13 +216,13 @@ impl OpenWriter {
                     .map(|session| Written::Memory(Box::new(session)))
             }
             Out::File(mut out, partial) => {
-                let replaced = out
+                let written = out
                     .flush()
                     .and_then(|()| out.seek(SeekFrom::Start(0)))
                     .and_then(|_| out.write_all(&whole))
                     .and_then(|()| out.flush());
-                let written = replaced.and_then(|()| partial.replace());
-                written.map(Written::File).map_err(|error| fail(&path, error))
+                written.map_err(|error| fail_within(&path, &partial.file, error))?;
+                partial.replace().map(Written::File).map_err(|error| fail(&path, error))
             }
         }
     }
@@ -222,8 +231,8 @@ impl OpenWriter {
 /// Writes a session that was in memory to `path`, as [`Writer::cache`] would have; the bytes of the file.
 pub(super) fn write_out(session: &Session, path: &Path) -> Result<u64, SessionError> {
     let partial = Partial::create(path, Durability::Cache, None)?;
-    let written = (&partial.file).write_all(&session.bytes).and_then(|()| partial.replace());
-    written.map_err(|error| fail(path, error))
+    (&partial.file).write_all(&session.bytes).map_err(|error| fail_within(path, &partial.file, error))?;
+    partial.replace().map_err(|error| fail(path, error))
 }
 
 /// A file beside the target, removed unless it replaces the target.
@@ -300,7 +309,7 @@ fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     let own = file.metadata()?;
     match std::fs::metadata(path) {
         Ok(there) => Ok(file_id(&own) == file_id(&there)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
 }
