@@ -6,7 +6,7 @@
 
 use super::{
     ModelId, Session, SessionError, SessionLayout, Writer,
-    write::{Written, write_out},
+    write::{Written, beside, remove_abandoned, write_out},
 };
 use crate::memory::{Scope, prefix_hashes};
 use kvas_gguf::file_id;
@@ -387,6 +387,9 @@ impl Folder {
             // Another process may remove a file meanwhile.
             if let (Some(key), Ok(data)) = (named(&name, model), entry.metadata()) {
                 found.push((key, data));
+            }
+            if beside(&name).is_some_and(|name| named(name, model).is_some()) {
+                remove_abandoned(&entry.path());
             }
         }
         let modified = |data: &fs::Metadata| data.modified().unwrap_or(SystemTime::UNIX_EPOCH);

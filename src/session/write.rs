@@ -133,6 +133,9 @@ pub fn is_replaceable(path: &Path) -> bool {
 /// Every session says what it is within so many bytes.
 const BEGINNING: u64 = 256;
 
+/// The end of the name of a file that is being written.
+const PARTIAL: &str = ".partial";
+
 /// Where the bytes go.
 #[derive(Debug)]
 enum Out {
@@ -255,7 +258,7 @@ impl Partial {
         }
         let target = &output_target(target).map_err(|error| fail(target, error))?;
         let mut path = target.as_os_str().to_owned();
-        path.push(".partial");
+        path.push(PARTIAL);
         let path = PathBuf::from(path);
         let file = locked(&path, &mut || {}).map_err(|error| fail(target, error))?;
         let partial = Self { path, target: target.clone(), file, durability, claim };
@@ -301,6 +304,21 @@ fn locked(path: &Path, opened: &mut dyn FnMut()) -> std::io::Result<File> {
             Err(TryLockError::WouldBlock) => return Err(std::io::Error::other("another program is writing it")),
             Err(TryLockError::Error(error)) => return Err(error),
         }
+    }
+}
+
+/// The name of the file that one of this name is written beside.
+pub(super) fn beside(name: &str) -> Option<&str> {
+    name.strip_suffix(PARTIAL)
+}
+
+/// Removes what a program that was killed has left beside a file: nobody has it locked.
+pub(super) fn remove_abandoned(path: &Path) {
+    if let Ok(file) = OpenOptions::new().write(true).open(path)
+        && file.try_lock().is_ok()
+    {
+        // It only takes room.
+        let _ = std::fs::remove_file(path);
     }
 }
 

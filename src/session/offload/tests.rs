@@ -193,3 +193,24 @@ fn files_give_way_where_the_disk_is_full() {
         assert_eq!(offload_cache.in_folder_usage().unwrap().count, 3);
     }
 }
+
+/// What a server left that was killed while it wrote counted for nothing, and stayed for ever.
+#[test]
+fn what_was_not_written_to_its_end_is_removed() {
+    let temporary = tempfile::tempdir().unwrap();
+    let open = || OffloadCache::in_memory(&toy(), 0).with_folder(temporary.path(), 1 << 20).unwrap();
+    keep(&mut open(), 1, 8000).unwrap().unwrap();
+    let whole = fs::read_dir(temporary.path()).unwrap().next().unwrap().unwrap().path();
+    let [begun, other] = [".partial", ".other"].map(|ending| {
+        let path = PathBuf::from(format!("{}{ending}", whole.display()));
+        fs::write(&path, "begun").unwrap();
+        path
+    });
+    let writer = fs::File::open(&begun).unwrap();
+    writer.lock().unwrap();
+    open();
+    assert!(begun.exists(), "somebody writes it");
+    drop(writer);
+    assert_eq!(open().in_folder_usage().map(|usage| usage.count), Some(1));
+    assert!(!begun.exists() && whole.exists() && other.exists());
+}
