@@ -185,7 +185,11 @@ impl Scheduler {
         let least = self.fresh.next_multiple_of(self.grain) + self.grain;
         let of_prompts = if prompts.is_empty() { 0 } else { least };
         let spare = |left: u32| left.saturating_sub(others);
-        let mut spare = Left { rows: spare(left.rows).saturating_sub(of_prompts), outputs: spare(left.outputs) };
+        let looked_at: u32 = prompts.iter().map(|(id, _)| if self.wants_all(*id) { self.grain } else { 1 }).sum();
+        let mut spare = Left {
+            rows: spare(left.rows).saturating_sub(of_prompts),
+            outputs: spare(left.outputs).saturating_sub(looked_at),
+        };
         for (id, rows) in &decodes {
             if !self.take_drafts(memory, *id, (&mut left, &mut spare), &mut plan) {
                 // What is read again leaves every other one its token.
@@ -245,7 +249,7 @@ impl Scheduler {
         if self.get(id).paused {
             return;
         }
-        let wants_all = self.get(id).running.as_ref().is_some_and(|running| running.outputs == Outputs::All);
+        let wants_all = self.wants_all(id);
         let room = if wants_all { left.rows.min(left.outputs) } else { left.rows };
         let rows = self.cut(memory, id, rows, room);
         if rows == 0 || (left.outputs == 0 && !self.is_middle(memory, id, rows)) {
@@ -271,6 +275,11 @@ impl Scheduler {
         }
     }
 
+    /// Whether every row of the prompt of a request is looked at.
+    fn wants_all(&self, id: SequenceId) -> bool {
+        self.get(id).running.as_ref().is_some_and(|running| running.outputs == Outputs::All)
+    }
+
     /// True if `rows` more tokens do not reach the last one that is known.
     fn is_middle(&self, memory: &Memory, id: SequenceId, rows: u32) -> bool {
         memory.committed(id) + rows < self.get(id).tokens.len() as u32
@@ -289,6 +298,8 @@ impl Scheduler {
             return rows.min(sequence.at_once).min(left);
         }
         let rows = if sequence.running.is_some() { rows.min(sequence.prompt - committed) } else { rows };
+        // A step may have fewer rows to look at than would have to come together, whoever else is in it.
+        let rows = if committed < self.fresh && self.wants_all(id) { rows.min(grain) } else { rows };
         let (whole, part) = (rows / chunk * chunk, left / grain * grain);
         let keeps_inputs = |rows: u32| committed + rows <= self.fresh;
         if self.rows < 2 * grain {

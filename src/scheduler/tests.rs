@@ -177,6 +177,41 @@ fn drafts_leave_room_for_prompts() {
     assert_eq!((drafts, rows), (64 - 3 - 48, 16));
 }
 
+/// Of a prompt that is looked at whole a step has room for a part only, also where inputs are kept that would else come together:
+/// it is read all the same, beside others cut at the same chunks, and their drafts leave room for it.
+#[test]
+fn a_prompt_that_is_looked_at_whole_is_read_though_its_inputs_are_kept() {
+    let limits = Limits { replay: Replay::new(8, 4).with_fresh(40), outputs: 24, ..limits(128, 400) };
+    let long = |outputs| Running { outputs, cache: Cache::Ignore, max_tokens: 60, ..running(0) };
+    for (outputs, beside, expected) in [
+        (Outputs::All, 0, vec![16, 16, 16, 22]),
+        (Outputs::All, 3, vec![16, 16, 16, 16, 6]),
+        (Outputs::Last, 3, vec![70]),
+    ] {
+        let (mut scheduler, mut memory) = (Scheduler::new(&limits), memory(400));
+        let others: Vec<SequenceId> = (0..beside).map(|_| open(&mut scheduler, &mut memory)).collect();
+        for id in &others {
+            scheduler.begin(&mut memory, (*id, 0), vec![1, 2], long(Outputs::Last));
+        }
+        step(&mut scheduler, &mut memory, 50);
+        let id = open(&mut scheduler, &mut memory);
+        scheduler.begin(&mut memory, (id, 0), (0..70).collect(), long(outputs));
+        let mut read = Vec::new();
+        for _ in 0..expected.len() {
+            others.iter().for_each(|id| scheduler.propose(*id, vec![50; 20]));
+            for span in scheduler.plan(&mut memory, u32::MAX).spans {
+                scheduler.commit(&mut memory, (&span, span.rows - span.drafts));
+                if span.id == id {
+                    read.push(span.rows);
+                } else {
+                    scheduler.sampled(span.id, 50);
+                }
+            }
+        }
+        assert_eq!(read, expected, "{outputs:?} beside {beside}");
+    }
+}
+
 /// Single tokens of a prompt, the last one too, go with the decodes of others; only the last one is answered.
 #[test]
 fn a_single_token_of_a_prompt_is_no_decode() {
