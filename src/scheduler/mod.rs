@@ -74,6 +74,8 @@ pub struct Scheduler {
     grain: u32,
     /// Whose prompt is read layer by layer, in steps of its own.
     apart: Option<SequenceId>,
+    /// Whose turn it is where a step has no room for all answers beside a prompt.
+    turn: usize,
 }
 
 impl Scheduler {
@@ -81,7 +83,8 @@ impl Scheduler {
     pub fn new(limits: &Limits) -> Self {
         let Replay { window, fresh, .. } = limits.replay;
         let (rows, outputs, grain) = (limits.rows as u32, limits.outputs as u32, CHUNK as u32);
-        Self { sequences: Vec::new(), rows, outputs, window: window as u32, fresh: fresh as u32, grain, apart: None }
+        let (window, fresh, sequences) = (window as u32, fresh as u32, Vec::new());
+        Self { sequences, rows, outputs, window, fresh, grain, apart: None, turn: 0 }
     }
 
     /// The same for a backend of this [`kvas_backend::Backend::grain`].
@@ -165,8 +168,8 @@ impl Scheduler {
         self.apart = id;
     }
 
-    /// The next step: every sequence with one token to read, then prompts, of which at most `most` tokens are read where
-    /// somebody waits for the next token of an answer. Who has to make room for others goes on later.
+    /// The next step: every sequence with one token to read, as far as there is room, then prompts, of which at most `most`
+    /// tokens are read where somebody waits for the next token of an answer. Who has to make room for others goes on later.
     pub fn plan(&mut self, memory: &mut Memory, most: u32) -> StepPlan {
         let mut plan = StepPlan::default();
         let mut left = Left { rows: self.rows, outputs: self.outputs };
@@ -178,6 +181,7 @@ impl Scheduler {
         let (decodes, prompts): (Vec<_>, Vec<_>) =
             ready.partition(|(id, rows)| *rows == 1 || self.get(*id).is_in_answer(memory));
         let prompts = self.leading(memory, prompts);
+        let decodes = if prompts.is_empty() { decodes } else { self.beside_prompts(decodes) };
         // Nobody waits for the drafts of others, no prompt either.
         let others = decodes.len() as u32;
         // With fewer rows `cut` gives none to a prompt whose inputs are kept instead of a state: its part of a step has to end
@@ -213,6 +217,20 @@ impl Scheduler {
             plan.starved = refused.into_iter().min_by_key(|(id, _)| age(*id));
         }
         plan
+    }
+
+    /// Those of the answers that a step has room for beside a part of a prompt: all, or some after the others, so that neither they
+    /// wait for ever nor the prompt.
+    fn beside_prompts(&mut self, decodes: Vec<(SequenceId, u32)>) -> Vec<(SequenceId, u32)> {
+        let part = if self.rows < 2 * self.grain { 1 } else { self.grain };
+        let (count, room) = (decodes.len(), self.rows.saturating_sub(part).max(1) as usize);
+        if count <= room {
+            return decodes;
+        }
+        let first = self.turn % count;
+        self.turn = (first + room) % count;
+        let has_its_turn = |(at, _): &(usize, _)| (at + count - first) % count < room;
+        decodes.into_iter().enumerate().filter(has_its_turn).map(|(_, decode)| decode).collect()
     }
 
     /// Plans the one token of a sequence and its drafts, if it has any and there is room for them.

@@ -212,6 +212,22 @@ fn a_prompt_that_is_looked_at_whole_is_read_though_its_inputs_are_kept() {
     }
 }
 
+/// Where answers have as many rows as a step has, a prompt would wait until they are over: they take turns beside it.
+#[test]
+fn answers_that_fill_a_step_leave_a_prompt_its_part() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(8, 200)).with_grain(2), memory(200));
+    let ids: Vec<SequenceId> = (0..7).map(|_| open(&mut scheduler, &mut memory)).collect();
+    for (id, first) in ids.iter().zip(0..) {
+        scheduler.begin(&mut memory, (*id, 0), vec![first, 70], Running { max_tokens: 60, ..running(0) });
+    }
+    (0..5).for_each(|_| drop(step(&mut scheduler, &mut memory, 50)));
+    let late = open(&mut scheduler, &mut memory);
+    scheduler.begin(&mut memory, (late, 0), (0..40).collect(), running(0));
+    let steps: Vec<_> = (0..7).flat_map(|_| step(&mut scheduler, &mut memory, 50)).collect();
+    let read = |id: &SequenceId| steps.iter().filter(|(of, ..)| of == id).map(|(_, rows, _)| rows).sum::<u32>();
+    assert_eq!((read(&late), ids.iter().map(read).collect::<Vec<_>>()), (14, vec![6; 7]));
+}
+
 /// Single tokens of a prompt, the last one too, go with the decodes of others; only the last one is answered.
 #[test]
 fn a_single_token_of_a_prompt_is_no_decode() {
