@@ -58,6 +58,7 @@ impl Settings {
         let trunk = trunk_of(architecture, checkpoint)?;
         let mut values = Values::default();
         read_values(&config, architecture, &mut values)?;
+        refuse_silence(&config, architecture, &values)?;
         set_rope_type(&config, architecture, &mut values)?;
         set_attention_factor(&config, &mut values)?;
         let head = checkpoint.get(&format!("{}lm_head.weight", trunk.head));
@@ -135,6 +136,18 @@ pub(super) fn refuse<'a>(config: &Json, refusals: impl IntoIterator<Item = &'a R
             accepted => accepted.join(" or "),
         };
         bail!("{}: {} = {value}, expected {expected}", config.name(), refusal.path);
+    }
+    Ok(())
+}
+
+/// Refuses a configuration without a setting that the class takes for what is refused.
+fn refuse_silence(config: &Json, architecture: &Architecture, values: &Values) -> Result<()> {
+    for (path, when) in architecture.explicit {
+        if config.get(path).is_none() && values.holds(when).context("config.json")? {
+            let refusal = architecture.refusals.iter().copied().flatten().find(|refusal| refusal.path == *path);
+            let accepted = refusal.map_or(&[][..], |refusal| refusal.accepted).join(" or ");
+            bail!("{}: {path} is missing, expected {accepted}", config.name());
+        }
     }
     Ok(())
 }

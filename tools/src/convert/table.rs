@@ -12,6 +12,9 @@ pub(super) struct Architecture {
     pub(super) values: &'static [&'static [ValueRow]],
     /// What config.json must not ask for.
     pub(super) refusals: &'static [&'static [Refusal]],
+    /// Which of these it must speak of, since the class does what is refused where it does not: (path, expression that is 0
+    /// where it does not matter).
+    pub(super) explicit: &'static [(&'static str, &'static str)],
     pub(super) keys: &'static [&'static [KeyRow]],
     /// Which mixer each layer has: the first rule that says so for a layer counts.
     pub(super) mixers: &'static [TagRule],
@@ -53,6 +56,7 @@ pub(super) const PLAIN: Architecture = Architecture {
     classes: &[],
     values: &[],
     refusals: &[],
+    explicit: &[],
     keys: &[],
     mixers: &[TagRule::All("attention")],
     ffns: &[TagRule::All("dense")],

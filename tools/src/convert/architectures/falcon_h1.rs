@@ -121,6 +121,7 @@ pub(super) const FALCON_H1: Architecture = Architecture {
     classes: &["FalconH1ForCausalLM"],
     values: &[TRANSFORMER_VALUES, FFN_VALUES, VALUES],
     refusals: &[SILU, NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
+    explicit: &[("mamba_norm_before_gate", "gated_norm")],
     keys: &[SIZE_KEYS, FFN_KEYS, &[count("vocab_size", "vocab")], TRANSFORMER_KEYS, KV_HEADS, MAMBA2_KEYS],
     // The attention is everywhere and needs no tag.
     mixers: &[TagRule::All("mamba")],

@@ -47,6 +47,7 @@ pub(super) const QWEN3MOE: Architecture = Architecture {
     classes: &["Qwen3MoeForCausalLM"],
     values: &[TRANSFORMER_VALUES, FFN_VALUES, EXPERT_VALUES, SPARSE_VALUES],
     refusals: &[SILU, SLIDING, NO_ATTENTION_BIAS, NORMALISED],
+    explicit: &[("norm_topk_prob", "")],
     keys: &[SIZE_KEYS, FFN_KEYS, TRANSFORMER_KEYS, KV_HEADS, EXPERT_KEYS],
     ffns: SPARSE_FFNS,
     layer: &[NORMS, QUERY, KEY_VALUE_OUTPUT, HEAD_NORMS, ROUTER, EXPERTS, DENSE_FFN],

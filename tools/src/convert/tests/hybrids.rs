@@ -35,6 +35,9 @@ fn qwen3moe_has_experts_in_every_layer() {
     same(&fixture, &fused);
     fused.config["norm_topk_prob"] = json!(false);
     assert!(fused.error(&of(Quant::F32)).contains("norm_topk_prob = false, expected true"));
+    // The class of this one does not make them sum to 1 unless it is told.
+    fused.config["norm_topk_prob"] = Json::Null;
+    assert_eq!(fused.error(&of(Quant::F32)), "config.json: norm_topk_prob is missing, expected true");
 }
 
 #[test]

@@ -409,6 +409,11 @@ fn falcon_multipliers_go_into_the_weights() {
     tied.config["tie_word_embeddings"] = json!(true);
     let head = scaled(fixture.numbers("model.embed_tokens.weight"), 0.3);
     assert_eq!(numbers(&tied.f32(), "output.weight"), head);
+    // Where there is a norm, the class has it before the gate unless it is told.
+    tied.config["mamba_norm_before_gate"] = Json::Null;
+    tied.f32();
+    tied.config["mamba_rms_norm"] = json!(true);
+    assert_eq!(tied.error(&of(Quant::F32)), "config.json: mamba_norm_before_gate is missing, expected false");
 }
 
 #[test]
