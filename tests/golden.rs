@@ -2,7 +2,7 @@
 //! implementation computed in f32.
 
 use kvas::{engine, model::Model};
-use kvas_backend::{Backend, KvType, Limits, Outputs, Reference, Replay, StateType, Step};
+use kvas_backend::{Backend, KvType, Limits, Op, Outputs, Reference, Replay, StateType, Step};
 use kvas_cpu::{Cpu, Isa};
 use kvas_gguf::{GgufFile, GgufWriter, Quant, Value};
 use kvas_tools::convert::{ConvertOptions, convert};
@@ -166,6 +166,20 @@ fn the_reference_backend_computes_the_same_logits() {
         println!("{name}: largest difference {difference:.2e} with the reference backend");
         assert!(difference <= REFERENCE, "{name}: {difference} with the reference backend");
     }
+}
+
+/// The reference normalises latents with 1e-6, whatever the model says of its other norms.
+#[test]
+fn latents_are_normalised_with_an_epsilon_of_their_own() {
+    let program = converted(&fixture("kimi-linear"), Quant::F32).program;
+    let mut latents = 0;
+    for op in &program.ops {
+        let Op::Norm(norm) = op else { continue };
+        let is_latent = program.weight(norm.weight).name.ends_with("attn_kv_a_norm.weight");
+        assert_eq!(norm.eps, if is_latent { 1e-6 } else { 1e-5 });
+        latents += usize::from(is_latent);
+    }
+    assert_eq!(latents, 1);
 }
 
 /// In one batch, in ragged chunks and token by token, with every replay capacity; the reference backend too.

@@ -39,6 +39,10 @@ fn gated_delta(header: &Header, index: usize) -> Result<GatedDelta, ModelError> 
     })
 }
 
+/// The norms inside of latent attention have this one in the reference, whatever the model says of its others (1e-5 where it
+/// was published); files have no key for it.
+const LATENT_NORM_EPS: f32 = 1e-6;
+
 fn latent_attention(header: &Header, index: usize) -> Result<LatentAttention, ModelError> {
     let dim = |key: &str| header.count(key, 1..=1 << 14);
     let (key_dim, shared_dim) = (dim("attention.key_length_mla")?, dim("rope.dimension_count")?);
@@ -53,6 +57,7 @@ fn latent_attention(header: &Header, index: usize) -> Result<LatentAttention, Mo
         shared_dim,
         value_dim: dim("attention.value_length_mla")?,
         query_rank: header.count_opt("attention.q_lora_rank", 1..=1 << 14)?,
+        norm_eps: LATENT_NORM_EPS,
         scale: 1.0 / (key_dim as f32).sqrt(),
     })
 }

@@ -226,6 +226,8 @@ pub struct LatentAttention {
     pub value_dim: usize,
     /// Columns of the low-rank query, `None`: the query is one product.
     pub query_rank: Option<usize>,
+    /// Added to the mean square of the latent and of the low-rank query where they are normalised.
+    pub norm_eps: f32,
     /// Multiplies the scores.
     pub scale: f32,
 }

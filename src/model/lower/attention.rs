@@ -107,7 +107,7 @@ impl Lowering<'_> {
         self.linear(input, weight, v);
         let weight = self.rows_of(&tensor, "shared", width, a.latent_dim..key_dim);
         self.linear(input, weight, k);
-        self.group_norm(v, v, of(index, "attn_kv_a_norm.weight"), a.latent_dim);
+        self.norm_with(v, of(index, "attn_kv_a_norm.weight"), (a.latent_dim, a.norm_eps), v);
         let (value_dim, layout) = (a.latent_dim, PageLayout::Latent);
         let store =
             self.store(StoreDecl::Pages(PagesDecl { kv_heads: 1, key_dim, value_dim, layout, policy: Policy::Full }));
@@ -132,7 +132,7 @@ impl Lowering<'_> {
         let low = self.act("q_rank", rank);
         let weight = self.matrix(of(index, "attn_q_a.weight"), [rank, self.spec.width]);
         self.linear(input, weight, low);
-        self.group_norm(low, low, of(index, "attn_q_a_norm.weight"), rank);
+        self.norm_with(low, of(index, "attn_q_a_norm.weight"), (rank, a.norm_eps), low);
         let weight = self.matrix(of(index, "attn_q_b.weight"), [columns, rank]);
         self.linear(low, weight, q);
         q

@@ -188,8 +188,13 @@ impl<'a> Lowering<'a> {
     }
 
     fn group_norm(&mut self, x: Act, out: Act, name: String, group: usize) {
+        self.norm_with(x, name, (group, self.spec.norm_eps), out);
+    }
+
+    /// A norm of groups of so many columns, with an epsilon of its own.
+    fn norm_with(&mut self, x: Act, name: String, (group, eps): (usize, f32), out: Act) {
         let weight = self.small(name, [1, group]);
-        self.op(Op::Norm(op::Norm { x, weight, eps: self.spec.norm_eps, out }));
+        self.op(Op::Norm(op::Norm { x, weight, eps, out }));
     }
 
     /// `out = x weight^T`
