@@ -197,6 +197,7 @@ fn set_rope_type(config: &Json, architecture: &Architecture, values: &mut Values
     let paths = ["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"];
     let path = config.first(&paths).map_or(paths[0], |(path, _)| path);
     let found = config.text(path)?.unwrap_or("default");
+    refuse_two_ropes(config)?;
     let scaled =
         architecture.model.iter().copied().flatten().any(|row| matches!(row.origin.source, Source::RopeFactors));
     for (name, value) in [("linear", "rope_linear"), ("yarn", "rope_yarn"), ("llama3", "rope_llama3")] {
@@ -219,11 +220,35 @@ fn set_rope_type(config: &Json, architecture: &Architecture, values: &mut Values
         let llama3 = if scaled { " or llama3" } else { "" };
         bail!("config.json: {path} = {found:?}, expected default{others}{llama3}");
     }
+    if !matches!(found, "default" | "mrope")
+        && config.first(&["rope_parameters.factor", "rope_scaling.factor"]).is_none()
+    {
+        let (object, _) = path.split_once('.').unwrap_or((path, ""));
+        bail!("config.json: {object}.factor is missing, expected the factor of {found}");
+    }
     let truncate = ["rope_parameters.truncate", "rope_scaling.truncate"];
     let whole = truncate.map(|path| config.flag(path).map(|said| (path, said)));
     for said in whole.into_iter().filter(|_| found == "yarn") {
         let (path, Some(false)) = said? else { continue };
         bail!("config.json: {path} = false, expected true: the range of columns that YaRN blends is whole numbers");
+    }
+    Ok(())
+}
+
+/// Refuses settings of rope in both spellings that contradict each other: readers do not agree on which of them counts, and
+/// who adds `rope_scaling` to a newer configuration wants another context than it has.
+fn refuse_two_ropes(config: &Json) -> Result<()> {
+    let Some(Value::Object(old)) = config.get("rope_scaling") else { return Ok(()) };
+    for (key, value) in old {
+        let name = if key == "type" { "rope_type" } else { key };
+        let path = format!("rope_parameters.{name}");
+        let Some(new) = config.get(&path).filter(|_| !value.is_null()) else { continue };
+        // Positions of several dimensions are those of one in a text.
+        let plain = |value: &Value| value == "default" || value == "mrope";
+        let same = new == value || new.as_f64().is_some_and(|new| value.as_f64() == Some(new));
+        if !(same || plain(new) && plain(value)) {
+            bail!("config.json: rope_scaling.{key} = {value} beside {path} = {new}, expected the same in both");
+        }
     }
     Ok(())
 }

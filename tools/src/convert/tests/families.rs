@@ -123,6 +123,33 @@ fn rope_scaling_is_read_in_both_generations() {
 }
 
 #[test]
+fn rope_in_both_spellings_says_the_same_and_has_its_factor() {
+    let mut both = llama();
+    both.config["rope_parameters"] = json!({"rope_theta": 5000.0, "rope_type": "default"});
+    both.config["rope_scaling"] = json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": 32});
+    assert_eq!(
+        both.error(&of(Quant::F32)),
+        "config.json: rope_scaling.type = \"yarn\" beside rope_parameters.rope_type = \"default\", expected the same in both"
+    );
+    both.config["rope_parameters"] = json!({"rope_theta": 5000.0, "rope_type": "yarn", "factor": 2.0});
+    let error = both.error(&of(Quant::F32));
+    assert_eq!(
+        error,
+        "config.json: rope_scaling.factor = 4 beside rope_parameters.factor = 2.0, expected the same in both"
+    );
+    both.config["rope_parameters"]["factor"] = json!(4.0);
+    assert_eq!(both.f32().metadata().get("llama.rope.scaling.factor"), Some(&Value::F32(4.0)));
+    both.config["rope_scaling"] = json!({"type": "mrope", "rope_type": "default", "factor": null});
+    both.config["rope_parameters"]["rope_type"] = json!("default");
+    both.f32();
+    both.config["rope_scaling"] = Json::Null;
+    both.config["rope_parameters"]["rope_type"] = json!("yarn");
+    both.config["rope_parameters"]["factor"] = Json::Null;
+    let error = both.error(&of(Quant::F32));
+    assert_eq!(error, "config.json: rope_parameters.factor is missing, expected the factor of yarn");
+}
+
+#[test]
 fn llama3_scaling_becomes_a_tensor() {
     let mut fixture = llama();
     fixture.config["head_dim"] = json!(4);
