@@ -139,6 +139,44 @@ fn missing_and_wrong_keys_are_named() {
     assert!(found.starts_with("general.architecture is \"gpt-j\", expected one of llama, "), "{found}");
 }
 
+/// Groups have two experts at least, whose sum is what a group is worth, and those that are looked into have enough of them.
+#[test]
+fn groups_of_experts_that_cannot_be_chosen_from_are_named() {
+    let read = |groups: u32, looked_into: u32| {
+        let (mut metadata, _) = header_parts("qwen3moe");
+        for (key, value) in [("expert_count", 8), ("expert_used_count", 5)] {
+            metadata.set(format!("qwen3moe.{key}"), Value::U32(value));
+        }
+        metadata.set("qwen3moe.expert_group_count", Value::U32(groups));
+        metadata.set("qwen3moe.expert_group_used_count", Value::U32(looked_into));
+        let table = [16, 32];
+        let names = ["token_embd.weight", "blk.0.ffn_gate_inp.weight"];
+        let header = Header::new(&metadata, names.map(|name| (name, &table[..]))).unwrap();
+        arch::read(&header).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!([read(1, 1), read(4, 3), read(2, 2)], [Ok(()), Ok(()), Ok(())]);
+    let size = "groups of two or more of qwen3moe.expert_count = 8";
+    for groups in [3, 8] {
+        assert_eq!(read(groups, 1), Err(format!("key qwen3moe.expert_group_count = {groups}, expected {size}")));
+    }
+    for few in [0, 2, 5] {
+        assert_eq!(read(4, few), Err(format!("key qwen3moe.expert_group_used_count = {few}, expected 3 to 4")));
+    }
+}
+
+/// Where no key says how many heads keys have, they have as many as queries: in all layers, of an architecture that may
+/// have others as well.
+#[test]
+fn heads_of_keys_are_as_many_as_of_queries_unless_told() {
+    let (mut metadata, _) = header_parts("granite");
+    assert!(metadata.remove("granite.attention.head_count_kv"));
+    let table = [16, 32];
+    let spec = arch::read(&Header::new(&metadata, [("token_embd.weight", &table[..])]).unwrap()).unwrap();
+    for layer in &spec.layers {
+        assert!(matches!(&layer.mixers[..], [Mixer::Attention(attention)] if attention.kv_heads == 4));
+    }
+}
+
 /// What YaRN multiplies by may be said beside what it does by itself or, as by llama.cpp's converter, together with that.
 #[test]
 fn the_magnitude_of_yarn_is_read_in_both_forms() {

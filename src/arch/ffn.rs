@@ -75,18 +75,25 @@ fn router(header: &Header, index: usize, defaults: RouterDefaults) -> Result<Rou
         Some(2) => RouterScoring::Sigmoid,
         Some(other) => return Err(bad(&key, other, "1 (softmax) or 2 (sigmoid)")),
     };
-    let groups = header.count_opt("expert_group_count", 0..=1 << 12)?.unwrap_or(0);
-    let groups = match groups {
-        0 | 1 => None,
-        groups => Some(ExpertGroups { groups, active: header.count("expert_group_used_count", 1..=groups)? }),
-    };
     let normalise = header.metadata.bool_opt(&header.key("expert_weights_norm"))?;
     let bias = header.has_block_tensor(index, "exp_probs_b.bias");
     Ok(Router {
         scoring,
         bias: if bias { Bias::Present } else { Bias::None },
-        groups,
+        groups: groups(header)?,
         normalise: normalise.unwrap_or(defaults.normalise),
         scale: header.positive_opt("expert_weights_scale")?.unwrap_or(1.0),
     })
+}
+
+/// Groups of experts of which the best are looked into. What a group is worth is the sum of its best two experts.
+fn groups(header: &Header) -> Result<Option<ExpertGroups>, ModelError> {
+    let groups = header.count_opt("expert_group_count", 0..=1 << 12)?.unwrap_or(0);
+    let Some((experts, used)) = header.experts()?.filter(|_| groups > 1) else { return Ok(None) };
+    if !experts.is_multiple_of(groups) || experts == groups {
+        let expected = format!("groups of two or more of {} = {experts}", header.key("expert_count"));
+        return Err(bad(&header.key("expert_group_count"), groups, &expected));
+    }
+    let fewest = used.div_ceil(experts / groups);
+    Ok(Some(ExpertGroups { groups, active: header.count("expert_group_used_count", fewest..=groups)? }))
 }

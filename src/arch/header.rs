@@ -134,9 +134,10 @@ impl<'a> Header<'a> {
         self.per_layer("attention.head_count", layer, HEADS)
     }
 
-    /// True if a layer has no KV heads: its mixer is not attention.
+    /// True if a layer has no KV heads: its mixer is not attention. Where nothing is said of them, all layers have some.
     pub fn is_recurrent(&self, layer: usize) -> Result<bool, ModelError> {
-        Ok(!self.predicts(layer)? && self.per_layer("attention.head_count_kv", layer, 0..=*HEADS.end())? == 0)
+        let said = self.metadata.get(&self.key("attention.head_count_kv")).is_some();
+        Ok(said && !self.predicts(layer)? && self.per_layer("attention.head_count_kv", layer, 0..=*HEADS.end())? == 0)
     }
 
     /// KV heads of a layer, a divisor of `heads`; absent means as many as heads.

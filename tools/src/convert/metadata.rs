@@ -88,6 +88,7 @@ fn check_count(key: &str, expression: &str, (count, settings): (usize, &Settings
     let most = match key {
         "context_length" => i32::MAX as usize,
         "expert_used_count" => settings.values.count("experts").context("config.json")?,
+        "expert_group_count" => return check_groups(expression, (count, settings)),
         "rope.dimension_count" => return check_rotated(expression, (count, settings)),
         _ => return Ok(()),
     };
@@ -96,6 +97,26 @@ fn check_count(key: &str, expression: &str, (count, settings): (usize, &Settings
         return Ok(());
     }
     bail!("config.json: {}, expected 1 to {most}", settings.values.said(expression))
+}
+
+/// Refuses groups of experts that differ in size or have no two experts, whose sum is what a group is worth, and to look into
+/// more of them than there are or into too few for the experts that are chosen.
+fn check_groups(expression: &str, (groups, settings): (usize, &Settings)) -> Result<()> {
+    const USED: &str = "expert_groups_used";
+    let number = |name: &str| settings.values.count(name).context("config.json");
+    let (experts, chosen, used) = (number("experts")?, number("experts_used")?, number(USED)?);
+    if groups <= 1 {
+        return Ok(());
+    }
+    if !experts.is_multiple_of(groups) || experts == groups {
+        let said = settings.values.said(expression);
+        bail!("config.json: {said}, expected groups of two or more of the {experts} experts");
+    }
+    let fewest = chosen.div_ceil(experts / groups);
+    if !(fewest..=groups).contains(&used) {
+        bail!("config.json: {}, expected {fewest} to {groups}", settings.values.said(USED));
+    }
+    Ok(())
 }
 
 /// Refuses to rotate none of the columns of a head, more than it has, or one without the other of its pair. Latent attention,

@@ -300,6 +300,20 @@ fn nemotron_with_experts_has_a_name_of_its_own() {
         fused.fuse(&prefix, &["down_proj"], 8, "down_proj");
     }
     same(&fixture, &fused);
+    for (groups, used, expected) in [
+        (4, 2, ""),
+        (3, 1, "n_group = 3, expected groups of two or more of the 8 experts"),
+        (8, 2, "n_group = 8, expected groups of two or more of the 8 experts"),
+        (4, 5, "topk_group = 5, expected 1 to 4"),
+        (2, 0, "topk_group = 0, expected 1 to 2"),
+    ] {
+        fused.config["n_group"] = json!(groups);
+        fused.config["topk_group"] = json!(used);
+        match expected {
+            "" => assert_eq!(uint(&fused.f32(), "nemotron_h_moe.expert_group_used_count"), used),
+            expected => assert_eq!(fused.error(&of(Quant::F32)), format!("config.json: {expected}")),
+        }
+    }
 }
 
 /// Its attention and its experts are layers of their own in the checkpoint, and one block in the file.
