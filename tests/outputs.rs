@@ -362,3 +362,24 @@ fn snapshots_that_memory_has_no_room_for_are_blamed_for_it() {
         assert!(error.starts_with("error: --snapshot-host 1000000, expected at most the "), "{error}");
     }
 }
+
+/// Of 8 bits as many bytes of a head lie together as of 16 and more, but where tokens are evicted by whole pages.
+#[test]
+fn pages_of_8_bits_have_more_tokens_unless_told() {
+    let eight = ["--cache-type-k", "q8_0"];
+    for (flags, expected) in [
+        (&[][..], 16),
+        (&eight[..], 64),
+        (&["--cache-type-k", "fp8"], 64),
+        (&[&eight[..], &["--page-size", "32"]].concat(), 32),
+        (&[&eight[..], &["--kv-policy", "slake", "--kv-budget", "256"]].concat(), 16),
+        (&[&eight[..], &["--kv-policy", "edgeinfinite", "--edge-memory", "ptaa"]].concat(), 16),
+    ] {
+        let plan = succeeds(&[&["plan", "--device", "cpu", "--memory", "-c", "1024"][..], flags].concat());
+        assert!(plan.contains(&format!(" of {expected} tokens\n")), "{flags:?}: {plan}");
+    }
+    assert_eq!(
+        fails(&["plan", "--device", "cpu", "--page-size", "48"]).lines().next(),
+        Some("error: --page-size 48, expected a power of two up to 1024")
+    );
+}

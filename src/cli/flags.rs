@@ -204,8 +204,8 @@ impl RunFlags {
     }
 
     /// Tokens of a page. Memory is read faster the more bytes of a head lie together: attention to keys and values of 8 bits takes
-    /// 0.8 to 0.93 of the time in pages of 64 tokens, to those of 16 bits hardly less. Where tokens are evicted, `holds_all` is
-    /// false, and what is held is whole pages: smaller ones.
+    /// 0.83 to 0.96 of the time in pages of 64 tokens, to those of 16 bits 0.91 to 0.96 (benches/record, 2026-11-30). Where tokens
+    /// are evicted, `holds_all` is false, and what is held is whole pages: smaller ones.
     pub(crate) fn page_size(&self, kv_type: KvType, holds_all: bool) -> anyhow::Result<usize> {
         match self.page_size.map(|tokens| tokens as usize) {
             Some(size) if size.is_power_of_two() && (1..=1024).contains(&size) => Ok(size),
@@ -217,7 +217,7 @@ impl RunFlags {
 }
 
 /// Tokens of a page as a rule.
-const PAGE: usize = 16;
+pub(crate) const PAGE: usize = 16;
 
 /// Where snapshots go that memory has no room for.
 #[derive(Debug, Clone, Args)]

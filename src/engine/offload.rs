@@ -4,7 +4,7 @@
 use super::{Engine, session::SaveError};
 use crate::{
     memory::{DeviceWork, EvictedPrefix, SequenceId},
-    session::{ATTEMPTS, OffloadCache, OffloadUsage, PrefixQuery, SessionLayout},
+    session::{OffloadCache, OffloadUsage, PrefixQuery, SessionLayout},
 };
 use kvas_backend::DeviceError;
 use std::time::Instant;
@@ -106,29 +106,14 @@ impl Engine {
     /// Writes a prefix, once more if others have given way to it where the disk is full. None: it is there, or too large.
     fn write_prefix(&mut self, evicted: &EvictedPrefix, layout: &SessionLayout) -> Option<Result<(), String>> {
         let EvictedPrefix { scope, tokens, kept, ends, .. } = evicted;
-        let (offload_cache, mut tried) = (&mut self.offload.as_mut()?.offload_cache, None);
-        for _ in 0..ATTEMPTS {
-            let Some(writer) = offload_cache.writer(*scope, tokens, layout) else { break };
-            let write = || -> Result<_, SaveError> {
-                let mut open = writer.begin(layout)?;
-                self.runner.save(kept, &mut open)?;
-                Ok(open.finish()?)
-            };
-            match write() {
-                Ok(written) => {
-                    let wrote = offload_cache.wrote(*scope, (tokens, layout, ends), written);
-                    return Some(wrote.map_err(|error| error.to_string()));
-                }
-                Err(error) => {
-                    let again = matches!(&error, SaveError::Session(error) if offload_cache.give_way(error));
-                    tried = Some(Err(error.to_string()));
-                    if !again {
-                        break;
-                    }
-                }
-            }
-        }
-        tried
+        let (offload_cache, runner) = (&mut self.offload.as_mut()?.offload_cache, &mut self.runner);
+        let written = offload_cache.making_way(SaveError::session, |offload_cache| {
+            let writer = offload_cache.writer(*scope, tokens, layout)?;
+            Some(runner.save_to(kept, writer, layout))
+        })?;
+        let mut wrote = |written| offload_cache.wrote(*scope, (tokens, layout, ends), written);
+        let wrote = written.and_then(|written| Ok(wrote(written)?));
+        Some(wrote.map_err(|error: SaveError| error.to_string()))
     }
 
     /// Of shorter prefixes so many states go along, at equal distances, as are worth their bytes.

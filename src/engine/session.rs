@@ -27,6 +27,16 @@ pub(super) enum SaveError {
     Session(#[from] SessionError),
 }
 
+impl SaveError {
+    /// What the file says, if it is that.
+    pub(super) fn session(&self) -> Option<&SessionError> {
+        match self {
+            SaveError::Device(_) => None,
+            SaveError::Session(error) => Some(error),
+        }
+    }
+}
+
 impl Engine {
     /// Writes what is kept of the writer's tokens; the bytes of the file.
     pub(super) fn save(&mut self, id: ConversationId, writer: Writer) -> Result<u64, String> {
@@ -229,6 +239,18 @@ impl Runner {
         let stores = self.program().stores.iter().zip(0..);
         let paged = stores.filter(|(decl, _)| matches!(decl, StoreDecl::Pages(_))).map(|(_, at)| Store(at));
         paged.zip(tables).collect()
+    }
+
+    /// A file, or memory, with what is kept.
+    pub(super) fn save_to(
+        &mut self,
+        kept: &CachedPrefixes,
+        writer: Writer,
+        layout: &SessionLayout,
+    ) -> Result<Written, SaveError> {
+        let mut open = writer.begin(layout)?;
+        self.save(kept, &mut open)?;
+        Ok(open.finish()?)
     }
 
     pub(super) fn save(&mut self, kept: &CachedPrefixes, out: &mut OpenWriter) -> Result<(), SaveError> {

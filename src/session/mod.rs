@@ -15,7 +15,6 @@ mod write;
 pub use error::SessionError;
 pub use header::SessionLayout;
 pub use model::ModelId;
-pub(crate) use offload::ATTEMPTS;
 pub use offload::{OffloadCache, OffloadUsage, PrefixQuery};
 pub use version_guard::VersionGuard;
 pub use write::{OpenWriter, Writer, Written, is_replaceable};

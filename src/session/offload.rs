@@ -20,9 +20,6 @@ use std::{
 
 const ENDING: &str = "prefix";
 
-/// How often a prefix is written where the disk is full: again when others have given way to it.
-pub(crate) const ATTEMPTS: usize = 2;
-
 /// Digits of the model's fingerprint in a file name; the file has all of them.
 const FINGERPRINT: usize = 16;
 
@@ -315,9 +312,22 @@ impl OffloadCache {
         self.make_room()
     }
 
+    /// Writes a prefix, once more if others have given way to it where the disk is full. `full`: what may say so in an error of
+    /// `write`, which says `None` where there is nothing to write.
+    pub(crate) fn making_way<T, E>(
+        &mut self,
+        full: impl Fn(&E) -> Option<&SessionError>,
+        mut write: impl FnMut(&mut Self) -> Option<Result<T, E>>,
+    ) -> Option<Result<T, E>> {
+        match write(self)? {
+            Err(error) if full(&error).is_some_and(|error| self.give_way(error)) => write(self).or(Some(Err(error))),
+            written => Some(written),
+        }
+    }
+
     /// A prefix could not be written. If the disk of the folder is full, this has room for no more from now on than is there and
     /// was written, and others give way: whether to try again.
-    pub fn give_way(&mut self, error: &SessionError) -> bool {
+    fn give_way(&mut self, error: &SessionError) -> bool {
         let (SessionError::Full { written, .. }, Some(folder)) = (error, &mut self.folder) else { return false };
         let there = folder.files.usage().bytes;
         if there == 0 {
@@ -347,25 +357,16 @@ impl OffloadCache {
 
     /// Writes what leaves the memory to the folder, if there is one that takes it: once more if others have given way.
     fn write_out(&mut self, (key, evicted): (Key, u32), parts: &[Key], session: &Session) -> Result<(), SessionError> {
-        let mut tried = Ok(());
-        for _ in 0..ATTEMPTS {
-            let Some(folder) = self.folder.as_mut().filter(|folder| folder.takes(key, session.bytes())) else { break };
-            folder.clear_for(session.bytes(), &self.model);
-            match write_out(session, &folder.file((key, evicted), &self.model)) {
-                Ok(bytes) => {
-                    folder.add((key, parts), [bytes, evicted.into()], &self.model);
-                    return Ok(());
-                }
-                Err(error) => {
-                    let again = self.give_way(&error);
-                    tried = Err(error);
-                    if !again {
-                        break;
-                    }
-                }
-            }
-        }
-        tried
+        let written = self.making_way(
+            |error| Some(error),
+            |cache| {
+                let folder = cache.folder.as_mut().filter(|folder| folder.takes(key, session.bytes()))?;
+                folder.clear_for(session.bytes(), &cache.model);
+                let written = write_out(session, &folder.file((key, evicted), &cache.model));
+                Some(written.map(|bytes| folder.add((key, parts), [bytes, evicted.into()], &cache.model)))
+            },
+        );
+        written.unwrap_or(Ok(()))
     }
 }
 

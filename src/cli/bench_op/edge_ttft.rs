@@ -5,7 +5,10 @@ use super::{
     small_model::{SmallModel, token},
     vectors::NO_PAGES,
 };
-use crate::cli::{device::backend, flags::ComputeFlags};
+use crate::cli::{
+    device::backend,
+    flags::{ComputeFlags, PAGE},
+};
 use clap::Args;
 use kvas::{
     engine::Runner,
@@ -54,7 +57,6 @@ pub(super) struct EdgeTtft {
 }
 
 const MODEL: SmallModel = SmallModel { layers: 2, heads: (8, 2), head_dim: 64 };
-const PAGE: usize = 16;
 const BATCH: u32 = 512;
 
 /// What reading a prompt and answering it took.

@@ -5,7 +5,10 @@ use super::{
     report::{Bound as Gate, Cycle, Line, Report, Timing},
     vectors::NO_PAGES,
 };
-use crate::cli::{device::Place, flags::CacheType};
+use crate::cli::{
+    device::Place,
+    flags::{CacheType, PAGE},
+};
 use clap::Args;
 use kvas::policy::{Bound, BoundedLayers};
 use kvas_backend::{
@@ -35,7 +38,6 @@ pub(super) struct SlakeAttn {
 
 /// As a layer of a model of 8 billion parameters has them.
 const HEADS: (usize, usize, usize) = (32, 8, 128);
-const PAGE: usize = 16;
 /// All layers together are at least this large, so that no cache holds them.
 const WORKING_SET: usize = 72 << 20;
 const MOST_LAYERS: usize = 24;

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::cli::{
     device::{Place, backend},
-    flags::ComputeFlags,
+    flags::{ComputeFlags, PAGE},
 };
 use anyhow::{anyhow, ensure};
 use clap::Args;
@@ -62,7 +62,6 @@ pub(super) struct SlakePeak {
     form: Form,
 }
 
-const PAGE: usize = 16;
 const BATCH: usize = 512;
 const KV_TYPE: KvType = KvType::F16;
 

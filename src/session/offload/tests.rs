@@ -194,6 +194,29 @@ fn files_give_way_where_the_disk_is_full() {
     }
 }
 
+/// It is tried once more, and what is told is why it failed at last.
+#[test]
+fn a_prefix_is_written_again_when_others_have_given_way() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut offload_cache = OffloadCache::in_memory(&toy(), 0).with_folder(temporary.path(), 1 << 20).unwrap();
+    let full = || SessionError::Full { path: String::new(), written: 9, error: std::io::ErrorKind::StorageFull.into() };
+    let tried = |cache: &mut OffloadCache, mut results: Vec<Option<Result<u32, SessionError>>>| {
+        let written = cache.making_way(|error| Some(error), |_| results.remove(0));
+        (written.map(|written| written.map_err(drop)), results.len())
+    };
+    assert_eq!(
+        tried(&mut offload_cache, vec![Some(Err(full())), Some(Ok(1))]),
+        (Some(Err(())), 1),
+        "there is nobody to give way"
+    );
+    assert_eq!(tried(&mut offload_cache, vec![None, Some(Ok(1))]), (None, 1));
+    keep(&mut offload_cache, 1, 8000).unwrap().unwrap();
+    assert_eq!(tried(&mut offload_cache, vec![Some(Ok(1)), Some(Ok(2))]), (Some(Ok(1)), 1));
+    assert_eq!(tried(&mut offload_cache, vec![Some(Err(full())), Some(Ok(2))]), (Some(Ok(2)), 0));
+    assert_eq!(tried(&mut offload_cache, vec![Some(Err(full())), Some(Err(full())), Some(Ok(3))]), (Some(Err(())), 1));
+    assert_eq!(tried(&mut offload_cache, vec![Some(Err(full())), None]), (Some(Err(())), 0), "it has become too large");
+}
+
 /// What a server left that was killed while it wrote counted for nothing, and stayed for ever.
 #[test]
 fn what_was_not_written_to_its_end_is_removed() {
