@@ -42,7 +42,7 @@ pub(crate) struct Chat {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     /// Most tokens of an answer; -1 goes on to its end [default: -1]
-    #[arg(short = 'n', long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
+    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
     predict: Option<i64>,
     /// A text that ends an answer; may be given several times
     #[arg(short = 'r', long, value_name = "TEXT")]

@@ -303,7 +303,7 @@ impl OffloadFlags {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingFlags {
     /// Temperature; 0 always takes the likeliest token [default: what the model recommends, or 0.8]
-    #[arg(long, value_name = "T")]
+    #[arg(long, alias = "temperature", value_name = "T")]
     temp: Option<f32>,
     /// Keep the N likeliest tokens; 0 keeps all [default: what the model recommends, or 40]
     #[arg(long, value_name = "N")]
@@ -315,10 +315,10 @@ pub(crate) struct SamplingFlags {
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
     /// Keep locally typical tokens up to this mass [default: 1, off]
-    #[arg(long, value_name = "P")]
+    #[arg(long, alias = "typical-p", value_name = "P")]
     typical: Option<f32>,
     /// Keep logits within this many standard deviations of the largest [default: -1, off]
-    #[arg(long, value_name = "N")]
+    #[arg(long, alias = "top-n-sigma", value_name = "N")]
     top_nsigma: Option<f32>,
     /// Let the temperature move with the entropy by this much [default: 0, off]
     #[arg(long, value_name = "T")]

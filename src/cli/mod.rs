@@ -12,6 +12,7 @@ mod divergence;
 mod doctor;
 mod drafts;
 mod flags;
+mod foreign;
 mod grammar;
 mod imatrix;
 mod input;
@@ -81,16 +82,6 @@ enum Command {
     Man(manual::Man),
 }
 
-/// The long names of the flags that people know by more than a letter.
-fn spelled_out(argument: OsString) -> OsString {
-    match argument.to_str() {
-        Some("-ngl") => "--n-gpu-layers".into(),
-        Some("-md") => "--model-draft".into(),
-        Some("-hf" | "-hfr") => "--hf-repo".into(),
-        Some(_) | None => argument,
-    }
-}
-
 /// Whether no command is named: flags alone are those of `kvas chat`, but for those that every program has.
 fn is_chat(arguments: &[OsString]) -> bool {
     let own = ["-h", "--help", "-V", "--version"];
@@ -104,18 +95,6 @@ pub(crate) const INTERRUPTED: u8 = 130;
 
 /// The exit code of a command that was asked to end.
 pub(crate) const TERMINATED: u8 = 143;
-
-/// By which other programs take adapters beside a model.
-const OF_ADAPTERS: &[&str] =
-    &["--lora", "--lora-scaled", "--lora-base", "--lora-init-without-apply", "--lora-modules", "--enable-lora"];
-/// By which they download models.
-const OF_DOWNLOADS: &[&str] = &["--hf-repo", "--hf-file", "--hf-token", "--model-url"];
-
-/// Whether an unknown flag is one of these.
-fn asks_for(flags: &[&str], error: &clap::Error) -> bool {
-    let flag = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);
-    error.kind() == clap::error::ErrorKind::UnknownArgument && flag.is_some_and(|flag| flags.contains(&&*flag))
-}
 
 /// What is said in place of a command: help or the version, or on stderr why there is none. The exit code.
 fn tell(instead: &clap::Error) -> anyhow::Result<u8> {
@@ -132,20 +111,17 @@ fn tell(instead: &clap::Error) -> anyhow::Result<u8> {
 
 /// Parses the command line and runs the command; the exit code is 0, or 130 if it was interrupted.
 pub(crate) fn main() -> anyhow::Result<u8> {
-    let mut arguments: Vec<_> = std::env::args_os().map(spelled_out).collect();
+    let mut arguments: Vec<_> = std::env::args_os().map(foreign::spelled_out).collect();
     if is_chat(&arguments) {
         arguments.insert(1, "chat".into());
     }
     let arguments = config::expand(arguments)?;
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(instead) if asks_for(OF_ADAPTERS, &instead) => anyhow::bail!(
-            "adapters are merged before a model is loaded, expected the file of: kvas convert BASE --lora ADAPTER -o MODEL"
-        ),
-        Err(instead) if asks_for(OF_DOWNLOADS, &instead) => anyhow::bail!(
-            "models are not downloaded, expected a file: -m FILE (of a checkpoint, kvas convert FOLDER -o FILE makes one)"
-        ),
-        Err(instead) => return tell(&instead),
+        Err(instead) => match foreign::answer(&instead, &arguments) {
+            Some(line) => anyhow::bail!(line),
+            None => return tell(&instead),
+        },
     };
     match cli.command {
         Command::Run(command) => command.run(),

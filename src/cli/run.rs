@@ -50,7 +50,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     prompt: Prompt,
     /// Most tokens to generate; -1 goes on to the end of the answer or the context
-    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
+    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", default_value_t = -1, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
     predict: i64,
     /// Do not stop at the end of the answer
     #[arg(long)]
