@@ -77,12 +77,14 @@ pub(super) fn exclude_top_choices(candidates: &mut Candidates, (threshold, least
     }
 }
 
-/// Divides the logits by `temperature`, which is above 0. The largest becomes 0, so that nothing overflows.
+/// Divides the logits by `temperature`, which is above 0. The largest becomes 0 only where it would overflow: a penalty that
+/// comes later divides or multiplies a logit by its sign.
 pub(super) fn temper(candidates: &mut Candidates, temperature: f32) {
     let largest = candidates.items().iter().map(|item| item.logit).fold(f32::MIN, f32::max);
     // Rounded to f32 a temperature can be 0 and the quotient 0/0.
     let temperature = temperature.max(f32::MIN_POSITIVE);
-    candidates.map_in_order(|logit| (logit - largest) / temperature);
+    let offset = if (largest / temperature).is_finite() { 0.0 } else { largest };
+    candidates.map_in_order(|logit| (logit - offset) / temperature);
 }
 
 /// Moves the temperature within `temperature ± range` as the entropy moves from none to that of equal candidates.

@@ -147,6 +147,27 @@ fn order_changes_the_result() {
 }
 
 #[test]
+fn penalties_after_a_temperature_act_on_the_logits_it_divided() {
+    // The likeliest of logits that are divided is positive, and another one negative: the penalty makes both less likely.
+    let logits = [3.0, 2.0, 1.0, -0.5];
+    let params = SamplerParams {
+        samplers: parse_samplers("temperature;penalties").unwrap(),
+        temperature: 2.0,
+        repeat_penalty: 1.5,
+        ..plain()
+    };
+    let mut sampler = sampler(params, logits.len());
+    [0, 3].into_iter().for_each(|token| sampler.accept(token));
+    sampler.sample(&mut logits.to_vec()).unwrap();
+    let weights = [3.0 / 2.0 / 1.5, 2.0 / 2.0, 1.0 / 2.0, -0.5 / 2.0 * 1.5_f64].map(f64::exp);
+    let sum: f64 = weights.iter().sum();
+    for kept in sampler.all_kept() {
+        let expected = weights[kept.token as usize] / sum;
+        assert!((f64::from(kept.probability) - expected).abs() < 1e-6, "{kept:?}, expected {expected}");
+    }
+}
+
+#[test]
 fn penalties_after_a_truncation_act_on_what_is_left() {
     let order = |text: &str| {
         let params = SamplerParams {
