@@ -14,7 +14,7 @@ use crate::{
     grammar::{AnswerConstraint, Stage, Vocabulary},
     policy::BoundOverrides,
     sampling::{Sampler, SamplerParams},
-    text::{Bos, ChatTemplate, Conversation, Dialect, ReasoningMode, Special, Tokenizer},
+    text::{ChatTemplate, Conversation, Dialect, ReasoningMode, Tokenizer},
 };
 pub use saying::{Said, Saying};
 use serde_json::{Map, Value, json};
@@ -271,9 +271,43 @@ pub fn generated<'a>(ids: &'a [u32], tokenizer: &Tokenizer) -> &'a [u32] {
     }
 }
 
-/// A sampler, with its DRY sequence breakers as this tokenizer writes them.
+/// A sampler, with its DRY sequence breakers as this tokenizer can write them.
 pub fn sampler(params: &SamplerParams, tokenizer: &Tokenizer) -> Result<Sampler, String> {
-    let encode = |text: &String| tokenizer.encode(text, Special::Literal, Bos::Omit);
-    let breakers: Vec<Vec<u32>> = params.dry_sequence_breakers.iter().map(encode).collect();
+    let is_wanted = params.dry_multiplier != 0.0 && params.validate().is_ok();
+    let breakers = if is_wanted { tokenizer.spellings(&params.dry_sequence_breakers) } else { Vec::new() };
     Sampler::new(params.clone(), tokenizer.vocab(), &breakers).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::{
+        Bos, Special,
+        tokenizer::tests::{build, small_bpe},
+    };
+
+    /// A token that contains a breaker ends a repetition, and is not penalised itself.
+    #[test]
+    fn a_repetition_ends_with_any_token_that_contains_a_breaker() {
+        let tokenizer = build(&small_bpe());
+        let ids = tokenizer.encode("the and", Special::Literal, Bos::Omit);
+        let [_, breaker, other] = ids[..] else { panic!("{ids:?}") };
+        let params = SamplerParams {
+            dry_multiplier: 10.0,
+            dry_allowed_length: 1,
+            dry_sequence_breakers: vec!["h".into()],
+            ..SamplerParams::greedy()
+        };
+        let chosen = |history: &[u32], likeliest: u32| {
+            let mut sampler = sampler(&params, &tokenizer).unwrap();
+            history.iter().for_each(|token| sampler.accept(*token));
+            let mut logits = vec![0.0; tokenizer.vocab()];
+            logits[likeliest as usize] = 5.0;
+            sampler.sample(&mut logits).unwrap()
+        };
+        let last = tokenizer.encode("!", Special::Literal, Bos::Omit)[0];
+        assert_eq!(chosen(&[other, breaker, other], breaker), breaker, "it may follow again");
+        assert_eq!(chosen(&[breaker, other, last, breaker], other), other, "nothing goes on behind it");
+        assert_ne!(chosen(&[other, last, breaker, other], last), last, "a repetition is penalised");
+    }
 }

@@ -101,6 +101,9 @@ impl Default for SamplerParams {
     }
 }
 
+/// Every token of the vocabulary is compared with each.
+const MOST_BREAKERS: usize = 128;
+
 impl SamplerParams {
     /// The parameters that always take the likeliest token.
     pub fn greedy() -> SamplerParams {
@@ -146,6 +149,10 @@ impl SamplerParams {
             if value < -1 {
                 return Err(range(field, value, "-1 (all), 0 (none) or a number of tokens"));
             }
+        }
+        let breakers = self.dry_sequence_breakers.len();
+        if breakers > MOST_BREAKERS {
+            return Err(range("dry_sequence_breakers", format!("{breakers} texts"), "at most 128"));
         }
         if self.mirostat != 0 && self.mirostat != 2 {
             return Err(range("mirostat", self.mirostat, "0 (off) or 2"));

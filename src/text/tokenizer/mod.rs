@@ -4,6 +4,7 @@ mod bpe;
 mod pre;
 mod pre_rules;
 mod special;
+mod spellings;
 mod spm;
 #[cfg(test)]
 pub(crate) mod tests;
