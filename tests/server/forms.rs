@@ -112,6 +112,7 @@ const APIS: &[Api] = &[
         },
         call: |reply| {
             assert_eq!(reply["status"], "completed", "{reply}");
+            assert!(reply["completed_at"].as_u64() >= reply["created_at"].as_u64(), "{reply}");
             let item = &reply["output"][0];
             (item["name"].clone(), parsed(&text(&item["arguments"])))
         },

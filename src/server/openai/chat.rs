@@ -222,7 +222,7 @@ impl Head {
             "object": object,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": concat!("kvas-", env!("CARGO_PKG_VERSION")),
+            "system_fingerprint": super::FINGERPRINT,
         })
     }
 }

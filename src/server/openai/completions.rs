@@ -46,6 +46,7 @@ pub async fn completions(
         "object": "text_completion",
         "created": now(),
         "model": served.name,
+        "system_fingerprint": super::FINGERPRINT,
     });
     if fields.flag("stream")?.unwrap_or(false) {
         if wanted.best_of > wanted.answers {

@@ -12,6 +12,9 @@ pub use usage::{finish_reason, log_probabilities, timings, usage};
 
 use rand_chacha::rand_core::{OsRng, TryRngCore};
 
+/// Which program and version answered.
+const FINGERPRINT: &str = concat!("kvas-", env!("CARGO_PKG_VERSION"));
+
 /// An id that no other reply has.
 pub fn unique(prefix: &str) -> String {
     let mut bytes = [0u8; 12];

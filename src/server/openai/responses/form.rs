@@ -7,7 +7,7 @@ use crate::{
         ApiError,
         generate::{End, Piece, TokenPiece},
         openai::{chat::text_of, log_probabilities, timings, unique},
-        served::Served,
+        served::{Served, now},
         stream::{Message, StreamFormat},
     },
     text::{Bos, Part, Special},
@@ -221,6 +221,7 @@ impl ResponseForm {
         });
         self.response["timings"] = timings(&end.timings, end.queued);
         self.response["status"] = json!(status);
+        self.response["completed_at"] = json!((end.finish == Finish::Stop).then(now));
         let whole = self.whole();
         if let Some(keep) = self.keep.take() {
             keep.keep(&whole);

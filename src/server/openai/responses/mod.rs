@@ -137,6 +137,7 @@ fn head(fields: &Fields<'_>, model: &str) -> Value {
         "id": super::unique("resp_"),
         "object": "response",
         "created_at": now(),
+        "completed_at": null,
         "status": "in_progress",
         "background": false,
         "error": null,
