@@ -88,6 +88,8 @@ fn nothing_is_written_to_a_file_called_dash() {
         &["logits", "-m", &model, "--ids", IDS, "-o", "-"][..],
         &["quantize", &model, "-", "q8_0"],
         &["imatrix", "-m", &model, "-f", STORY, "-o", "-"],
+        &["run", "-m", &model, "-p", "Once", "-n", "1", "--session", "-"],
+        &["chat", "-m", &model, "--session", "-"],
         &["make-model", "--preset", "mamba2-370m", "--type", "q4_0", "-o", "-"],
     ] {
         let said = fails(command);

@@ -22,7 +22,6 @@ use kvas::{
     text::ChatTemplate,
 };
 use kvas_backend::Program;
-use kvas_gguf::check_output;
 use std::{
     io::IsTerminal,
     path::PathBuf,
@@ -85,7 +84,7 @@ pub(crate) fn statistics(timings: &Timings) -> String {
 impl Chat {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         self.drafts.check(self.policy.kind())?;
-        self.session.iter().try_for_each(|path| check_output(path))?;
+        self.session.iter().try_for_each(|path| output::check(path))?;
         let mut model = device::open(&self.model)?;
         let table = self.table(&mut model)?;
         let mut policy = table.policy(&mut model, self.policy.clone())?;

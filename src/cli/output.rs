@@ -17,15 +17,20 @@ use tokio::signal::unix::{SignalKind, signal};
 /// what is not complete. What a program that was killed has left of it is gone.
 pub(crate) fn begin(out: &Path) -> anyhow::Result<()> {
     static LISTENING: Once = Once::new();
-    // Who means stdout would look for a file of that name in vain, or find it in the way later.
-    if out == Path::new("-") {
-        bail!("-: files are not written to stdout, expected a name (./- is a file of that one)");
-    }
-    check_output(out)?;
+    check(out)?;
     remove_abandoned(out);
     let mut listened = Ok(());
     LISTENING.call_once(|| listened = end_on_signal());
     listened.context("cannot listen for signals")
+}
+
+/// Refuses what cannot be written as the file `out`.
+pub(crate) fn check(out: &Path) -> anyhow::Result<()> {
+    // Who means stdout would look for a file of that name in vain, or find it in the way later.
+    if out == Path::new("-") {
+        bail!("-: files are not written to stdout, expected a name (./- is a file of that one)");
+    }
+    Ok(check_output(out)?)
 }
 
 /// Refuses to write the file `out` over the text `read` that goes into it.

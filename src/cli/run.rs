@@ -26,7 +26,6 @@ use kvas::{
     stdio::{aside, show},
     text::{AnswerReader, Bos, Conversation, Dialect, ReasoningMode, Special},
 };
-use kvas_gguf::check_output;
 use serde_json::{Value, json};
 use std::{
     io::IsTerminal as _,
@@ -140,7 +139,7 @@ impl Rendered {
 impl Run {
     pub(crate) fn run(mut self) -> anyhow::Result<u8> {
         self.sampling.check()?;
-        self.session.iter().try_for_each(|path| check_output(path))?;
+        self.session.iter().try_for_each(|path| output::check(path))?;
         self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
         let params = self.sampling.over_those_of(&model, &self.model.name())?;
