@@ -14,7 +14,7 @@ use kvas::{
     engine::{Engine, EngineConfig, EngineHandle},
     memory::Scope,
     model::Model,
-    server::{Loaded, Loader, MemoryDemand},
+    server::{LoadError, Loaded, Loader, MemoryDemand},
     session::{ModelId, Session, Writer},
 };
 use kvas_backend::{KvType, Limits, Replay, StateType, conformance::Random};
@@ -144,8 +144,8 @@ fn a_conversation_outlives_a_dead_device() {
 struct OnFaulty(Countdown);
 
 impl Loader for OnFaulty {
-    fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, String> {
-        Bundled::plain().on(Box::new(Wrapped::new(self.0.clone(), 0)))
+    fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, LoadError> {
+        Bundled::plain().on(Box::new(Wrapped::new(self.0.clone(), 0))).map_err(LoadError::Fault)
     }
 }
 
@@ -170,12 +170,12 @@ fn health_tells_of_a_dead_device() {
 struct Slow(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
 
 impl Loader for Slow {
-    fn load(&self, name: &str, _: MemoryDemand) -> Result<Loaded, String> {
+    fn load(&self, name: &str, _: MemoryDemand) -> Result<Loaded, LoadError> {
         if name == "tiny" {
-            return Bundled::plain().on(Box::new(Cpu::new(1)));
+            return Bundled::plain().on(Box::new(Cpu::new(1))).map_err(LoadError::Fault);
         }
         let _ = self.0.lock().unwrap().recv();
-        Err("gone".into())
+        Err(LoadError::NoRoom("gone".into()))
     }
 }
 

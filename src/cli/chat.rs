@@ -74,6 +74,7 @@ pub(crate) const WANTED: device::MemoryRequest = device::MemoryRequest {
     context: None,
     window: REPLAY_WINDOW,
     promised: 0,
+    returned: 0,
 };
 
 /// One line about a request.

@@ -33,6 +33,8 @@ pub(crate) struct MemoryRequest {
     pub(crate) window: usize,
     /// Bytes of the host's free memory that others of this process were promised and have not touched yet.
     pub(crate) promised: u64,
+    /// Bytes that are not free, and would be without the other models of this process.
+    pub(crate) returned: u64,
 }
 
 /// Opens the model.
@@ -51,7 +53,7 @@ impl MemoryRequest {
     /// One sequence that is read once: nothing to go back to.
     pub(crate) const fn once(outputs: usize, context: Option<usize>) -> Self {
         let (snapshots, window) = (SnapshotBudget::Exactly(0), REPLAY_WINDOW);
-        Self { sequences: 1, snapshots, outputs, context, window, promised: 0 }
+        Self { sequences: 1, snapshots, outputs, context, window, promised: 0, returned: 0 }
     }
 }
 
@@ -187,16 +189,17 @@ impl Place {
     }
 
     /// Bytes that the weights of a program take, bytes that are taken before anything is prepared, and bytes there are for
-    /// the rest; `promised` are bytes of the processor's memory that are free and not to be had.
-    fn memory(&self, (model, program): (&Model, &Program), promised: u64) -> anyhow::Result<[u64; 3]> {
+    /// the rest.
+    fn memory(&self, (model, program): (&Model, &Program), wanted: MemoryRequest) -> anyhow::Result<[u64; 3]> {
+        let MemoryRequest { promised, returned, .. } = wanted;
         let weights = self.weights_bytes(model, &[program]);
         match self {
             Place::Cpu { .. } | Place::Reference => {
-                let available = available_bytes().saturating_sub(promised);
+                let available = available_bytes().saturating_add(returned).saturating_sub(promised);
                 Ok([weights, kvas_cpu::resident_memory().unwrap_or(0), available])
             }
             Place::Cuda { device, .. } => {
-                let free = device.memory()?.0;
+                let free = device.memory()?.0.saturating_add(returned);
                 Ok([weights, 0, free.saturating_sub((free / 100 * 3).max(OF_DRIVER))])
             }
         }
@@ -240,7 +243,7 @@ impl Place {
     ) -> anyhow::Result<PlanRequest> {
         let context = flags.run.context().or(wanted.context);
         check_window(flags, model, context)?;
-        let [weights_bytes, process_bytes, available_bytes] = self.memory((model, program), wanted.promised)?;
+        let [weights_bytes, process_bytes, available_bytes] = self.memory((model, program), wanted)?;
         let (backend, kv_type) = (self.backend(), flags.run.kv_type(model)?);
         let holds_all = program.stores.iter().all(|store| store.evicted_elements() == 0);
         let request = PlanRequest {
@@ -405,6 +408,12 @@ pub(crate) fn clamp(flags: &ModelFlags, model: &Model, wanted: MemoryRequest) ->
     let plan = plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?);
     let matters = |clamp: &Clamp| matches!(clamp, Clamp::Context { .. } | Clamp::Pool { .. });
     Ok(plan.clamps.into_iter().find(matters))
+}
+
+/// Refuses a model that does not fit into the memory there is, whatever its context.
+pub(crate) fn check_fits(flags: &ModelFlags, model: &Model, wanted: MemoryRequest) -> anyhow::Result<()> {
+    let plan = plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?);
+    plan.check().map_err(|large| too_large(flags, &large))
 }
 
 /// Plans, refuses what does not fit, says what was made smaller, and prepares the device.

@@ -387,12 +387,19 @@ impl SamplingFlags {
 
     /// What a model recommends, but for what was given; says what it recommends in vain.
     pub(crate) fn over_those_of(&self, model: &Model, file: &str) -> anyhow::Result<SamplerParams> {
+        let (params, notes) = self.over_recommended(model, file)?;
+        notes.into_iter().for_each(|said| note(format_args!("{said}")));
+        Ok(params)
+    }
+
+    /// The same, and what is to be said.
+    pub(crate) fn over_recommended(&self, model: &Model, file: &str) -> anyhow::Result<(SamplerParams, Vec<String>)> {
         let (params, passed_over) =
             model.sampling().unless(|field| self.gives(field)).map_err(|error| anyhow!("{file}: {error}"))?;
-        passed_over.iter().for_each(|error| note(format_args!("{file}: {error}; not followed, for a flag says it")));
+        let notes = passed_over.iter().map(|error| format!("{file}: {error}; not followed, for a flag says it"));
         let params = self.over(params)?;
         params.check_tokens(model.spec.vocab).map_err(by_flag)?;
-        Ok(params)
+        Ok((params, notes.collect()))
     }
 
     /// Whether a parameter that models recommend was given.

@@ -38,7 +38,7 @@ pub use fields::Fields;
 pub use file_facts::FileFacts;
 pub use listen::Timeouts;
 pub use metrics::Metrics;
-pub use models::{Loader, MemoryDemand, Models};
+pub use models::{LoadError, Loader, MemoryDemand, Models};
 pub use openai::responses::Responses;
 pub use request::{Body, Caller, Path, Query};
 pub use routes::router;

@@ -13,13 +13,11 @@ use tokio::sync::watch;
 
 /// Loads models; knows devices and memory, which the server does not.
 pub trait Loader: Send + Sync + std::fmt::Debug {
-    /// Loads the model of this name. Fails in one line.
-    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String>;
-
-    /// What keeps the model of this name from being loaded, however much room there is, in one line.
-    fn fault(&self, _name: &str) -> Option<String> {
-        None
-    }
+    /// Loads the model of this name.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded, in one line.
+    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, LoadError>;
 
     /// What the file of the model of this name says, if there is one. It is not loaded for that.
     fn look(&self, _name: &str) -> Option<FileFacts> {
@@ -34,6 +32,17 @@ pub enum MemoryDemand {
     AsThereIs,
     /// As much as it asks for, or none: another model could make room.
     AsAskedFor,
+}
+
+/// Why a model cannot be loaded, in one line each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LoadError {
+    /// However much room there is, as where its file is broken.
+    Fault(String),
+    /// It wants more memory than there would be without the other models.
+    TooLarge(String),
+    /// It has no room beside the others.
+    NoRoom(String),
 }
 
 /// A model that may be loaded.
@@ -199,12 +208,11 @@ impl Models {
                     entry.set(Some(served.clone()));
                     return Ok(served);
                 }
-                Err(refused) => refused,
+                // Nobody has to go for what that does not help.
+                Err(LoadError::Fault(what)) => return Err(ApiError::internal(what)),
+                Err(LoadError::TooLarge(what)) => return Err(ApiError::busy(what, 5)),
+                Err(LoadError::NoRoom(what)) => what,
             };
-            // No room helps there, and nobody has to go for it.
-            if let Some(what) = self.fault(&entry.name).await {
-                return Err(ApiError::internal(what));
-            }
             let Some(memory) = self.unload_one() else {
                 return Err(ApiError::busy(refused, 5));
             };
@@ -224,16 +232,14 @@ impl Models {
         freed(&memory).await;
     }
 
-    async fn load(&self, name: &str, room: MemoryDemand, settings: &Settings) -> Result<Arc<Served>, String> {
+    async fn load(&self, name: &str, room: MemoryDemand, settings: &Settings) -> Result<Arc<Served>, LoadError> {
         let (loader, name) = (self.loader.clone(), name.to_string());
         let slots = (settings.parallel, settings.queue);
-        let load = move || Served::new(&name, loader.load(&name, room)?, slots).map(Arc::new);
-        tokio::task::spawn_blocking(load).await.map_err(|error| error.to_string())?
-    }
-
-    async fn fault(&self, name: &str) -> Option<String> {
-        let (loader, name) = (self.loader.clone(), name.to_string());
-        tokio::task::spawn_blocking(move || loader.fault(&name)).await.ok().flatten()
+        let load = move || {
+            let loaded = loader.load(&name, room)?;
+            Served::new(&name, loaded, slots).map(Arc::new).map_err(LoadError::Fault)
+        };
+        tokio::task::spawn_blocking(load).await.map_err(|error| LoadError::Fault(error.to_string()))?
     }
 
     /// Unloads the idle model that was not used for the longest time, and returns what lives as long as its memory;

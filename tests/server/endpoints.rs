@@ -1,9 +1,15 @@
 //! Every endpoint once, and that a response can be gone on from.
 
 use super::host::{Bundled, Host};
-use kvas::server::{Loaded, Loader, MemoryDemand};
+use kvas::server::{LoadError, Loaded, Loader, MemoryDemand};
 use serde_json::{Value, json};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 fn ask() -> Value {
     json!([{"role": "user", "content": "Hi."}])
@@ -113,34 +119,39 @@ fn ollama_loads_a_model_where_nothing_is_asked() {
 struct Nothing;
 
 impl Loader for Nothing {
-    fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, String> {
-        Err("there is nothing to load".into())
+    fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, LoadError> {
+        Err(LoadError::NoRoom("there is nothing to load".into()))
     }
 }
 
-/// One of two models has a file that no room helps.
+/// Of three models one has a file that no room helps, and one would have no room without the others. Counts who was tried.
 #[derive(Debug)]
-struct OneBroken(Bundled);
+struct OneWhole(Bundled, AtomicUsize);
 
-impl Loader for OneBroken {
-    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String> {
-        self.fault(name).map_or_else(|| self.0.load(name, room), Err)
-    }
-
-    fn fault(&self, name: &str) -> Option<String> {
-        (name == "broken").then(|| "broken.gguf: it is cut off".into())
+impl Loader for OneWhole {
+    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, LoadError> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        match name {
+            "broken" => Err(LoadError::Fault("broken.gguf: it is cut off".into())),
+            "large" => Err(LoadError::TooLarge("large.gguf: too large".into())),
+            _ => self.0.load(name, room),
+        }
     }
 }
 
 /// Whoever asks for a model that cannot be loaded is told so, and others stay where they are.
 #[test]
-fn a_broken_model_does_not_have_others_unloaded() {
-    let host = Host::with_models(&["whole", "broken"], Arc::new(OneBroken(Bundled::plain())));
+fn a_model_that_no_room_helps_does_not_have_others_unloaded() {
+    let loader = Arc::new(OneWhole(Bundled::plain(), AtomicUsize::new(0)));
+    let host = Host::with_models(&["whole", "broken", "large"], loader.clone());
     let ask = |model: &str| host.post("/v1/completions", &json!({"model": model, "prompt": "Hi", "max_tokens": 1}));
     ask("whole").ok();
     let refused = ask("broken");
     assert_eq!((refused.status, refused.header("retry-after")), (500, None), "{}", refused.text());
     assert!(refused.text().contains("it is cut off"), "{}", refused.text());
+    let refused = ask("large");
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("5")), "{}", refused.text());
+    assert_eq!(loader.1.load(Ordering::SeqCst), 3, "each was tried once");
     let loaded = host.get("/api/ps").ok();
     assert_eq!(loaded["models"].as_array().unwrap().len(), 1, "{loaded}");
 }

@@ -10,8 +10,8 @@ use kvas::{
     model::{Model, lower::lower_segments},
     policy::{EvictionPolicy, bounded},
     server::{
-        Access, Loaded, Loader, MemoryDemand, Metrics, ModelFacts, Models, Responses, Server, Settings, Timeouts,
-        listen, router,
+        Access, LoadError, Loaded, Loader, MemoryDemand, Metrics, ModelFacts, Models, Responses, Server, Settings,
+        Timeouts, listen, router,
     },
     session::ModelId,
     text::ChatTemplate,
@@ -111,8 +111,8 @@ impl Bundled {
 }
 
 impl Loader for Bundled {
-    fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, String> {
-        self.on(Box::new(Cpu::new(2)))
+    fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, LoadError> {
+        self.on(Box::new(Cpu::new(2))).map_err(LoadError::Fault)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Clients that break the rules, over sockets: they get an error or lose their connection, and nobody else notices.
 
 use super::host::{Bundled, Host};
-use kvas::server::{Keys, Loaded, Loader, MemoryDemand};
+use kvas::server::{Keys, LoadError, Loaded, Loader, MemoryDemand};
 use serde_json::{Value, json};
 use std::{
     io::{ErrorKind, Read, Write},
@@ -319,7 +319,7 @@ fn long_texts_hold_up_nobody() {
 struct Slow(Arc<AtomicUsize>);
 
 impl Loader for Slow {
-    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String> {
+    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, LoadError> {
         self.0.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(300));
         Bundled::plain().load(name, room)

@@ -4,6 +4,7 @@ use crate::cli::{
     device,
     drafts::{DraftFlags, Prepared},
     flags::{ModelFlags, OffloadFlags, RunFlags, SamplingFlags},
+    note,
     policy::PolicyFlags,
 };
 use anyhow::{Context, bail};
@@ -13,7 +14,7 @@ use kvas::{
     model::{Model, bundled},
     policy::{BoundedLayers, EvictionPolicy},
     sampling::SamplerParams,
-    server::{FileFacts, Loaded, Loader, MemoryDemand, ModelFacts},
+    server::{FileFacts, LoadError, Loaded, Loader, MemoryDemand, ModelFacts},
     session::ModelId,
     text::ChatTemplate,
 };
@@ -42,6 +43,7 @@ pub(crate) fn wanted(parallel: usize, drafts: &DraftFlags) -> device::MemoryRequ
         context: None,
         window: drafts.rows(),
         promised: 0,
+        returned: 0,
     }
 }
 
@@ -87,6 +89,12 @@ impl Reservations {
         (before + made.iter().map(|promise| promise.bytes).sum::<u64>()).saturating_sub(resident)
     }
 
+    /// Bytes that all of them would give back.
+    fn all(&self) -> u64 {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.iter().filter(|promise| promise.memory.strong_count() > 0).map(|promise| promise.bytes).sum()
+    }
+
     /// A model was loaded that may take so many bytes, by a process that held `before` bytes.
     fn add(&self, memory: Weak<()>, (before, bytes): (u64, u64)) {
         self.before.get_or_init(|| before);
@@ -96,12 +104,15 @@ impl Reservations {
 }
 
 impl Loader for FromFlags {
-    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String> {
-        self.open(name, room).map_err(|error| format!("{error:#}"))
-    }
-
-    fn fault(&self, name: &str) -> Option<String> {
-        self.read(name).err().map(|error| format!("{error:#}"))
+    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, LoadError> {
+        let said = |error: anyhow::Error| format!("{error:#}");
+        let read = self.read(name).map_err(|error| LoadError::Fault(said(error)))?;
+        let wanted = self.wanted(&read.flags).map_err(|error| LoadError::NoRoom(said(error)))?;
+        if room == MemoryDemand::AsAskedFor {
+            let alone = device::MemoryRequest { returned: self.promises.all(), ..wanted };
+            device::check_fits(&read.flags, &read.model, alone).map_err(|error| LoadError::TooLarge(said(error)))?;
+        }
+        self.open(name, read, (room, wanted)).map_err(|error| LoadError::NoRoom(said(error)))
     }
 
     fn look(&self, name: &str) -> Option<FileFacts> {
@@ -119,6 +130,8 @@ struct Read {
     bound: Option<EvictionPolicy>,
     template: ChatTemplate,
     sampling: SamplerParams,
+    /// What to say of it when it is loaded.
+    notes: Vec<String>,
 }
 
 impl FromFlags {
@@ -136,20 +149,31 @@ impl FromFlags {
             Some(template) => template.clone(),
             None => model.template()?,
         };
-        let sampling = self.sampling.over_those_of(&model, &flags.name())?;
-        Ok(Read { flags, model, bound, template, sampling })
+        let (sampling, notes) = self.sampling.over_recommended(&model, &flags.name())?;
+        Ok(Read { flags, model, bound, template, sampling, notes })
     }
 
-    fn open(&self, name: &str, room: MemoryDemand) -> anyhow::Result<Loaded> {
-        let Read { flags, model, bound, template, sampling } = self.read(name)?;
+    /// What there is to be beside the other models.
+    fn wanted(&self, flags: &ModelFlags) -> anyhow::Result<device::MemoryRequest> {
         let host_bytes = self.offload_cache.host_bytes(&flags.run.compute)?;
         let promised = self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)) + host_bytes;
-        let wanted = device::MemoryRequest { promised, ..wanted(self.parallel, &self.drafts) };
+        Ok(device::MemoryRequest { promised, ..wanted(self.parallel, &self.drafts) })
+    }
+
+    fn open(
+        &self,
+        name: &str,
+        read: Read,
+        (room, wanted): (MemoryDemand, device::MemoryRequest),
+    ) -> anyhow::Result<Loaded> {
+        let Read { flags, model, bound, template, sampling, notes } = read;
+        let host_bytes = self.offload_cache.host_bytes(&flags.run.compute)?;
         if room == MemoryDemand::AsAskedFor
             && let Some(clamp) = device::clamp(&flags, &model, wanted)?
         {
             bail!("{}: {clamp}", flags.name());
         }
+        notes.into_iter().for_each(|said| note(format_args!("{said}")));
         let Prepared { runner, plan, drafters, beside_bytes } = self.drafts.prepare(&flags, &model, wanted)?;
         let id = ModelId::of(&model.file);
         let offload_cache = self.offload_cache.open(&id, host_bytes)?;
