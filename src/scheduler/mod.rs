@@ -54,6 +54,9 @@ pub struct StepPlan {
     pub starved: Option<(SequenceId, Full)>,
 }
 
+/// A sequence, and how many of its tokens are left to read.
+type Pending = (SequenceId, u32);
+
 /// What is left of a step.
 #[derive(Debug)]
 struct Left {
@@ -74,7 +77,7 @@ pub struct Scheduler {
     grain: u32,
     /// Whose prompt is read layer by layer, in steps of its own.
     apart: Option<SequenceId>,
-    /// Whose turn it is where a step has no room for all answers beside a prompt.
+    /// Whose turn it is where a step has no room for all answers.
     turn: usize,
 }
 
@@ -172,28 +175,12 @@ impl Scheduler {
     /// tokens are read where somebody waits for the next token of an answer. Who has to make room for others goes on later.
     pub fn plan(&mut self, memory: &mut Memory, most: u32) -> StepPlan {
         let mut plan = StepPlan::default();
-        let mut left = Left { rows: self.rows, outputs: self.outputs };
+        let mut left = self.whole();
         let mut refused = Vec::new();
-        let pending =
-            |sequence: &Sequence, memory: &Memory| sequence.tokens.len() as u32 - memory.committed(sequence.id);
-        let ready = self.running().filter(|sequence| !sequence.paused && self.apart != Some(sequence.id));
-        let ready = ready.map(|sequence| (sequence.id, pending(sequence, memory)));
-        let (decodes, prompts): (Vec<_>, Vec<_>) =
-            ready.partition(|(id, rows)| *rows == 1 || self.get(*id).is_in_answer(memory));
+        let (decodes, prompts) = self.ready(memory);
         let prompts = self.leading(memory, prompts);
-        let decodes = if prompts.is_empty() { decodes } else { self.beside_prompts(decodes) };
-        // Nobody waits for the drafts of others, no prompt either.
-        let others = decodes.len() as u32;
-        // With fewer rows `cut` gives none to a prompt whose inputs are kept instead of a state: its part of a step has to end
-        // beyond them.
-        let least = self.fresh.next_multiple_of(self.grain) + self.grain;
-        let of_prompts = if prompts.is_empty() { 0 } else { least };
-        let spare = |left: u32| left.saturating_sub(others);
-        let looked_at: u32 = prompts.iter().map(|(id, _)| if self.wants_all(*id) { self.grain } else { 1 }).sum();
-        let mut spare = Left {
-            rows: spare(left.rows).saturating_sub(of_prompts),
-            outputs: spare(left.outputs).saturating_sub(looked_at),
-        };
+        let (decodes, others) = self.in_turn(decodes, &prompts);
+        let (mut spare, least) = (self.spare(decodes.len(), &prompts), self.least());
         for (id, rows) in &decodes {
             if !self.take_drafts(memory, *id, (&mut left, &mut spare), &mut plan) {
                 // What is read again leaves every other one its token.
@@ -211,6 +198,11 @@ impl Scheduler {
             self.take(memory, (id, rows), &mut own, (&mut plan, &mut refused));
             (spared, left.outputs) = (own.rows, own.outputs);
         }
+        // Whose turn it was finds no room in memory, which others hold.
+        let (others, mut left) = if plan.spans.is_empty() { (others, self.whole()) } else { (vec![], left) };
+        for other in others {
+            self.take(memory, other, &mut left, (&mut plan, &mut refused));
+        }
         if plan.spans.is_empty() {
             // When the oldest gives up, there is room for the others.
             let age = |id: SequenceId| self.sequences.iter().position(|sequence| sequence.id == id);
@@ -219,18 +211,53 @@ impl Scheduler {
         plan
     }
 
-    /// Those of the answers that a step has room for beside a part of a prompt: all, or some after the others, so that neither they
-    /// wait for ever nor the prompt.
-    fn beside_prompts(&mut self, decodes: Vec<(SequenceId, u32)>) -> Vec<(SequenceId, u32)> {
-        let part = if self.rows < 2 * self.grain { 1 } else { self.grain };
-        let (count, room) = (decodes.len(), self.rows.saturating_sub(part).max(1) as usize);
+    /// The answers that may have a token in the next step, or read some again, and the prompts that may be read in it, each with
+    /// how many tokens are left to read.
+    fn ready(&self, memory: &Memory) -> (Vec<Pending>, Vec<Pending>) {
+        let pending = |sequence: &Sequence| sequence.tokens.len() as u32 - memory.committed(sequence.id);
+        let ready = self.running().filter(|sequence| !sequence.paused && self.apart != Some(sequence.id));
+        let ready = ready.map(|sequence| (sequence.id, pending(sequence)));
+        ready.partition(|(id, rows)| *rows == 1 || self.get(*id).is_in_answer(memory))
+    }
+
+    const fn whole(&self) -> Left {
+        Left { rows: self.rows, outputs: self.outputs }
+    }
+
+    /// Rows that a prompt has to have. With fewer `cut` gives none to one whose inputs are kept instead of a state: its part of
+    /// a step has to end beyond them.
+    const fn least(&self) -> u32 {
+        self.fresh.next_multiple_of(self.grain) + self.grain
+    }
+
+    /// What drafts may have of a step with so many answers and these prompts: nobody waits for the drafts of others, no prompt
+    /// either.
+    fn spare(&self, answers: usize, prompts: &[Pending]) -> Left {
+        let of_prompts = if prompts.is_empty() { 0 } else { self.least() };
+        let looked_at: u32 = prompts.iter().map(|(id, _)| if self.wants_all(*id) { self.grain } else { 1 }).sum();
+        let spare = |of_step: u32, of_prompts| of_step.saturating_sub(answers as u32).saturating_sub(of_prompts);
+        Left { rows: spare(self.rows, of_prompts), outputs: spare(self.outputs, looked_at) }
+    }
+
+    /// Those of the answers that a step has room for, beside a part of a prompt if there are any: all, or some after the others, so
+    /// that neither they wait for ever nor the prompts; and the others. A step of one row is for prompts when each had one.
+    fn in_turn(&mut self, decodes: Vec<Pending>, prompts: &[Pending]) -> (Vec<Pending>, Vec<Pending>) {
+        let part = match prompts {
+            [] => 0,
+            _ if self.rows < 2 * self.grain => 1,
+            _ => self.grain,
+        };
+        let room = self.rows.saturating_sub(part) as usize;
+        let (count, room) = (decodes.len() + usize::from(room == 0), room.max(1));
         if count <= room {
-            return decodes;
+            return (decodes, Vec::new());
         }
         let first = self.turn % count;
         self.turn = (first + room) % count;
-        let has_its_turn = |(at, _): &(usize, _)| (at + count - first) % count < room;
-        decodes.into_iter().enumerate().filter(has_its_turn).map(|(_, decode)| decode).collect()
+        let has_its_turn = |at: usize| (at + count - first) % count < room;
+        let (now, later): (Vec<_>, Vec<_>) = decodes.into_iter().enumerate().partition(|(at, _)| has_its_turn(*at));
+        let plain = |numbered: Vec<(usize, Pending)>| numbered.into_iter().map(|(_, decode)| decode).collect();
+        (plain(now), plain(later))
     }
 
     /// Plans the one token of a sequence and its drafts, if it has any and there is room for them.

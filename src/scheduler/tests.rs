@@ -228,6 +228,41 @@ fn answers_that_fill_a_step_leave_a_prompt_its_part() {
     assert_eq!((read(&late), ids.iter().map(read).collect::<Vec<_>>()), (14, vec![6; 7]));
 }
 
+/// With one row a step is an answer's or a prompt's, one after the other; who has his turn and finds no room leaves it to the others.
+#[test]
+fn answers_and_prompts_take_turns_in_steps_of_one_row() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(1, 60)), memory(60));
+    let ids: Vec<SequenceId> = (0..2).map(|_| open(&mut scheduler, &mut memory)).collect();
+    for id in &ids {
+        scheduler.begin(&mut memory, (*id, 0), vec![id.0], Running { max_tokens: 60, ..running(0) });
+    }
+    let late = open(&mut scheduler, &mut memory);
+    scheduler.begin(&mut memory, (late, 0), (0..40).collect(), Running { max_tokens: 60, ..running(0) });
+    let read = |steps: &[(SequenceId, u32, Option<Finish>)], of: SequenceId| {
+        steps.iter().filter(|(id, ..)| *id == of).map(|(_, rows, _)| rows).sum::<u32>()
+    };
+    for _ in 0..5 {
+        let steps: Vec<_> = (0..30).flat_map(|_| step(&mut scheduler, &mut memory, 50)).collect();
+        assert_eq!([ids[0], ids[1], late].map(|id| read(&steps, id)), [10, 10, 10]);
+    }
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(1, 3)), self::memory(3));
+    let [old, young] = [(); 2].map(|()| open(&mut scheduler, &mut memory));
+    scheduler.begin(&mut memory, (old, 0), vec![1], Running { max_tokens: 6, ..running(0) });
+    scheduler.begin(&mut memory, (young, 0), (0..12).collect(), running(0));
+    for _ in 0..14 {
+        let plan = scheduler.plan(&mut memory, u32::MAX);
+        let running = scheduler.get(old).running.is_some();
+        assert!(plan.starved.is_none() || !running, "{:?}", plan.starved);
+        for span in plan.spans.iter().filter(|_| running) {
+            scheduler.commit(&mut memory, (span, span.rows));
+            if span.outputs == Outputs::Last && scheduler.sampled(span.id, 50).is_some() {
+                scheduler.end(&mut memory, span.id);
+            }
+        }
+    }
+    assert!(scheduler.get(old).running.is_none());
+}
+
 /// Single tokens of a prompt, the last one too, go with the decodes of others; only the last one is answered.
 #[test]
 fn a_single_token_of_a_prompt_is_no_decode() {
