@@ -93,11 +93,16 @@ impl Engine {
         }
         self.speculation.drafted.clear();
         self.scheduler.propose_nothing();
-        let mut chances = self.chances();
-        let sequences = chances.len();
+        let room = self.scheduler.room_for_drafts(&self.memory);
+        // A draft model would be asked in vain.
+        if room == 0 {
+            return;
+        }
+        let mut chances = (self.chances(), room);
+        let sequences = chances.0.len();
         // Now and then a step without drafts, to know what it costs.
         if self.speculation.effort == Effort::Measured && self.speculation.costs.is_stale(sequences) {
-            chances.clear();
+            chances.0.clear();
         }
         for number in 0..self.speculation.drafters.len() {
             if let Err(error) = self.propose_by(number, &mut chances, sequences) {
@@ -136,20 +141,27 @@ impl Engine {
         self.scheduler.running().filter_map(of).collect()
     }
 
-    /// Has one drafter draft for those it has something to say to; what is left is for the next one.
-    fn propose_by(&mut self, number: usize, chances: &mut Vec<Chance>, sequences: usize) -> Result<(), DeviceError> {
+    /// Has one drafter draft for those it has something to say to, as much as the step has `room` for; what is left is for the
+    /// next one.
+    fn propose_by(
+        &mut self,
+        number: usize,
+        (chances, room): &mut (Vec<Chance>, usize),
+        sequences: usize,
+    ) -> Result<(), DeviceError> {
         let Self { speculation, scheduler, jobs, .. } = self;
         let kind = speculation.drafters[number].0.kind();
         let (mut asked, mut sure) = (Vec::new(), Vec::new());
         for chance in &*chances {
             let allowed = jobs.get(&chance.id).is_some_and(|job| job.speculation.which.allows(kind));
-            if !allowed || chance.most == 0 {
+            if !allowed || chance.most == 0 || *room == 0 {
                 continue;
             }
             let tokens = &scheduler.get(chance.id).tokens[..];
             let Some(sureness) = speculation.drafters[number].0.look(chance.id, tokens) else { continue };
-            let most = speculation.length(number, chance, sureness, sequences);
+            let most = speculation.length(number, chance, sureness, sequences).min(*room);
             if most > 0 {
+                *room -= most;
                 asked.push(DraftRequest { id: chance.id, tokens, most, drafts: Vec::new() });
                 sure.push(sureness);
             }
@@ -169,6 +181,7 @@ impl Engine {
         let drafts: Vec<_> = asked.into_iter().map(|asked| (asked.id, asked.drafts, asked.most)).collect();
         for ((id, mut drafts, most), sureness) in drafts.into_iter().zip(sure) {
             drafts.truncate(most);
+            *room += most - drafts.len();
             if !drafts.is_empty() {
                 speculation.drafted.insert(id, (number, sureness));
                 scheduler.propose(id, drafts);

@@ -239,6 +239,13 @@ impl Scheduler {
         Left { rows: spare(self.rows, of_prompts), outputs: spare(self.outputs, looked_at) }
     }
 
+    /// Most drafts of all answers together that the next step has room for: more would be made in vain.
+    pub fn room_for_drafts(&self, memory: &Memory) -> usize {
+        let (decodes, prompts) = self.ready(memory);
+        let spare = self.spare(decodes.len(), &prompts);
+        spare.rows.min(spare.outputs) as usize
+    }
+
     /// Those of the answers that a step has room for, beside a part of a prompt if there are any: all, or some after the others, so
     /// that neither they wait for ever nor the prompts; and the others. A step of one row is for prompts when each had one.
     fn in_turn(&mut self, decodes: Vec<Pending>, prompts: &[Pending]) -> (Vec<Pending>, Vec<Pending>) {

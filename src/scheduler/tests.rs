@@ -263,6 +263,30 @@ fn answers_and_prompts_take_turns_in_steps_of_one_row() {
     assert!(scheduler.get(old).running.is_none());
 }
 
+/// Who drafts is told how many drafts a step has room for: what is more was drafted in vain.
+#[test]
+fn no_more_is_drafted_than_a_step_has_room_for() {
+    for (rows, prompt, expected) in
+        [(64, false, 32 - 3), (16, false, 13), (3, false, 0), (64, true, 64 - 3 - 48), (48, true, 0)]
+    {
+        let limits = Limits { replay: Replay::new(8, 4).with_fresh(20), outputs: 32, ..limits(rows, 200) };
+        let (mut scheduler, mut memory) = (Scheduler::new(&limits), memory(200));
+        let ids: Vec<SequenceId> = (0..3).map(|_| open(&mut scheduler, &mut memory)).collect();
+        for id in &ids {
+            scheduler.begin(&mut memory, (*id, 0), vec![1], running(0));
+        }
+        step(&mut scheduler, &mut memory, 50);
+        if prompt {
+            let late = open(&mut scheduler, &mut memory);
+            scheduler.begin(&mut memory, (late, 0), vec![3; 17], running(16));
+        }
+        assert_eq!(scheduler.room_for_drafts(&memory), expected, "{rows} {prompt}");
+        ids.iter().for_each(|id| scheduler.propose(*id, vec![50; 20]));
+        let plan = scheduler.plan(&mut memory, u32::MAX);
+        assert_eq!(plan.spans.iter().map(|span| span.drafts as usize).sum::<usize>(), expected, "{rows} {prompt}");
+    }
+}
+
 /// Single tokens of a prompt, the last one too, go with the decodes of others; only the last one is answered.
 #[test]
 fn a_single_token_of_a_prompt_is_no_decode() {
