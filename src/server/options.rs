@@ -19,7 +19,7 @@ use crate::{
 };
 use indexmap::IndexMap;
 use serde_json::{Map, Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most likeliest tokens that are reported.
 pub const MOST_LIKELIEST: usize = 100;
@@ -266,6 +266,7 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<GenerateR
             priority,
             ..SlotRequest::default()
         },
+        asked: Instant::now(),
         patience,
         reader: None,
         bound: bound(fields)?,

@@ -70,6 +70,47 @@ fn a_request_without_any_answer_fails() {
     }
 }
 
+/// The prompts of a list have the time of their request, not each as much.
+#[test]
+fn the_time_of_a_request_is_one_for_all_its_prompts() {
+    let host = Host::start(1, |_, _| {});
+    let body = json!({"prompt": vec!["The fox"; 128], "max_tokens": 900, "ignore_eos": true, "timeout_ms": 2000});
+    for path in ["/v1/completions", "/completion"] {
+        let began = Instant::now();
+        let reply = host.post(path, &body);
+        assert!(began.elapsed() < Duration::from_secs(30), "{path}: {:?}", began.elapsed());
+        assert_eq!(reply.status, 504, "{path}: {}", reply.text());
+    }
+}
+
+/// The prompt of a request counts once, also where the first of its answers fails and others are made.
+#[test]
+fn a_prompt_counts_whichever_of_its_answers_fails() {
+    let host = Host::start(2, |_, _| {});
+    let counted = || {
+        let text = host.get("/metrics").text();
+        let line = text.lines().find(|line| line.starts_with("kvas_prompt_tokens_total")).map(str::to_string);
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+    };
+    // Half of the answers begin with what nothing may follow.
+    let banned = host.post("/tokenize", &json!({"content": "9"})).ok()["tokens"].clone();
+    let banned: Vec<Value> = banned.as_array().unwrap().iter().map(|id| json!([id, false])).collect();
+    let mut failed_first = false;
+    for seed in 0..40 {
+        let body = json!({
+            "prompt": "The fox", "n": 4, "seed": seed, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+            "max_tokens": 8, "grammar": "root ::= \"b\" \"9\" | \"a\"", "logit_bias": banned,
+        });
+        let (before, reply) = (counted(), host.post("/v1/completions", &body));
+        if reply.status == 200 {
+            let reply = reply.json();
+            assert_eq!(json!(counted() - before), reply["usage"]["prompt_tokens"], "{seed}");
+            failed_first |= reply["choices"][0]["index"] != 0;
+        }
+    }
+    assert!(failed_first, "the first answer of none failed");
+}
+
 /// Who leaves takes the answers along that have not begun.
 #[test]
 fn answers_of_who_has_left_take_no_slot() {

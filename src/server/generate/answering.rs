@@ -17,7 +17,7 @@ use crate::{
     text::{AnswerReader, Control, Part},
 };
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, watch};
@@ -75,12 +75,12 @@ async fn slot(
     server: &Server,
     served: &Arc<Served>,
     slot_request: SlotRequest,
-    (prompt, patience): (Arc<[u32]>, Option<Duration>),
+    (prompt, deadline): (Arc<[u32]>, Option<Instant>),
 ) -> Result<SlotGuard, ApiError> {
     let waiting = served.slots.acquire(slot_request, prompt);
-    let slot = match patience {
+    let slot = match deadline {
         None => waiting.await,
-        Some(patience) => match tokio::time::timeout(patience, waiting).await {
+        Some(deadline) => match tokio::time::timeout_at(deadline.into(), waiting).await {
             Ok(slot) => slot,
             Err(_) => Err(ApiError::late("no slot became free in the time the request was given")),
         },
@@ -92,6 +92,37 @@ async fn slot(
     slot
 }
 
+/// A prompt, for the metrics: it counts once, with the last of its answers to end, as the first of them had it read; if that one
+/// failed, as another had.
+pub(super) struct CountedPrompt {
+    server: Arc<Server>,
+    served: Arc<Served>,
+    /// Of the answer of the least number so far.
+    timings: Mutex<Option<(usize, Timings)>>,
+}
+
+impl CountedPrompt {
+    pub(super) fn new(server: &Arc<Server>, served: &Arc<Served>) -> Arc<Self> {
+        Arc::new(Self { server: server.clone(), served: served.clone(), timings: Mutex::default() })
+    }
+
+    /// An answer is over.
+    fn note(&self, index: usize, timings: Timings) {
+        let mut known = self.timings.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none_or(|(other, _)| index < other) {
+            *known = Some((index, timings));
+        }
+    }
+}
+
+impl Drop for CountedPrompt {
+    fn drop(&mut self) {
+        if let Some((_, timings)) = self.timings.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            self.server.metrics.prompt(&self.served.name, timings);
+        }
+    }
+}
+
 /// See the module.
 pub(super) struct Answering {
     server: Arc<Server>,
@@ -99,6 +130,7 @@ pub(super) struct Answering {
     slot: SlotGuard,
     pieces: mpsc::UnboundedSender<(usize, Piece)>,
     index: usize,
+    counted: Arc<CountedPrompt>,
     events: mpsc::UnboundedReceiver<Event>,
     cancel: Cancel,
     text: AnswerText,
@@ -136,15 +168,13 @@ pub(super) struct Answering {
 impl Answering {
     /// Waits for a slot and submits the request.
     pub(super) async fn begin(
-        server: &Arc<Server>,
-        served: &Arc<Served>,
+        (server, served): (&Arc<Server>, &Arc<Served>),
         (index, mut ask): (usize, GenerateRequest),
         pieces: mpsc::UnboundedSender<(usize, Piece)>,
+        counted: Arc<CountedPrompt>,
     ) -> Result<Self, ApiError> {
         let began = Instant::now();
-        let patience = ask.patience.or(server.settings.timeout);
-        // One that no clock reaches is none.
-        let deadline = patience.and_then(|patience| began.checked_add(patience));
+        let deadline = ask.deadline(server.settings.timeout);
         let mut stop_tokens = match ask.end {
             EndOfAnswer::ByModel => served.tokenizer.eog().to_vec(),
             EndOfAnswer::Never => Vec::new(),
@@ -157,7 +187,7 @@ impl Answering {
         let stages = std::mem::take(&mut ask.stages);
         let constraint = constraint(served, (stages, &ask.rules), &model_ends)?;
         let (slot_request, scope) = (ask.slot_request.clone(), ask.slot_request.scope);
-        let slot = slot(server, served, slot_request, (ask.prompt.as_slice().into(), patience)).await?;
+        let slot = slot(server, served, slot_request, (ask.prompt.as_slice().into(), deadline)).await?;
         let queued = began.elapsed();
         let text = block_in_place(|| {
             let ends = ends(served, &ask, &stop_tokens);
@@ -188,6 +218,7 @@ impl Answering {
             slot,
             pieces,
             index,
+            counted,
             events,
             cancel,
             text,
@@ -390,9 +421,7 @@ impl Answering {
         let read = timings.cached_tokens + timings.prompt_tokens;
         self.remember(read);
         let reason = if late { "timeout" } else { finish.name() };
-        if self.index == 0 {
-            self.server.metrics.prompt(&self.served.name, &timings);
-        }
+        self.counted.note(self.index, timings);
         self.server.metrics.finished(&self.served.name, reason, &timings, (self.began, self.queued));
         if late && matches!(finish, Finish::Cancelled) && self.tokens.is_empty() {
             return self.unread();
@@ -402,16 +431,16 @@ impl Answering {
         let stop_token = self.rules.ended(&tokens).filter(|_| stop_string.is_none());
         let (queued, slot) = (self.queued, self.slot.id);
         let end = End { finish, stop_string, stop_token, timings, queued, slot, tokens };
-        // The slot is free before its client hears so.
-        let Self { pieces, index, slot, .. } = self;
-        drop(slot);
+        // The slot is free, and the prompt counts, before its client hears so.
+        let Self { pieces, index, slot, counted, .. } = self;
+        drop((slot, counted));
         let _ = pieces.send((index, Piece::Done(Box::new(end))));
     }
 
     /// Its time was over before its first token: an empty answer would pass for what the model had to say.
     fn unread(self) {
-        let Self { pieces, index, slot, .. } = self;
-        drop(slot);
+        let Self { pieces, index, slot, counted, .. } = self;
+        drop((slot, counted));
         let error = ApiError::late("the text was not read in the time the request was given");
         let _ = pieces.send((index, Piece::Failed(error)));
     }
@@ -435,9 +464,9 @@ impl Answering {
 
     fn failed(self, error: ApiError) {
         self.server.metrics.failed(&self.served.name);
-        let Self { pieces, index, slot, scope, .. } = self;
+        let Self { pieces, index, slot, scope, counted, .. } = self;
         slot.holds(scope, Vec::new());
-        drop(slot);
+        drop((slot, counted));
         let _ = pieces.send((index, Piece::Failed(error)));
     }
 }

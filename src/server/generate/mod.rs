@@ -13,7 +13,7 @@ use crate::{
     speculation,
     text::{AnswerReader, Part},
 };
-use answering::Answering;
+use answering::{Answering, CountedPrompt};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::{
     sync::Arc,
@@ -58,7 +58,9 @@ pub struct GenerateRequest {
     pub cache: Cache,
     /// Which slot.
     pub slot_request: SlotRequest,
-    /// How long it may take.
+    /// When its request was read: the time of a request is one for all its prompts and answers.
+    pub asked: Instant,
+    /// How long it may take from then on.
     pub patience: Option<Duration>,
     /// Takes the text apart; none: it is all content.
     pub reader: Option<AnswerReader>,
@@ -66,6 +68,13 @@ pub struct GenerateRequest {
     pub bound: BoundOverrides,
     /// Who drafts it.
     pub speculation: speculation::DraftOptions,
+}
+
+impl GenerateRequest {
+    /// When its time is over; where it says nothing it has `most`. One that no clock reaches is none.
+    fn deadline(&self, most: Option<Duration>) -> Option<Instant> {
+        self.patience.or(most).and_then(|patience| self.asked.checked_add(patience))
+    }
 }
 
 /// Whether the model may end an answer.
@@ -224,24 +233,24 @@ pub async fn pass_on(mut pieces: Pieces, first: usize, all: mpsc::UnboundedSende
 }
 
 /// Begins answers that share a prompt. Refused before anything is said if the first cannot be begun; the others begin
-/// when the first has read the prompt, so that they need not, and have the time that it has left.
+/// when the first has read the prompt, so that they need not.
 pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<GenerateRequest>) -> Result<Pieces, ApiError> {
     check(served, &asks)?;
     let (pieces, receiver) = mpsc::unbounded_channel();
     let mut asks = asks.into_iter().enumerate();
     let Some((_, first)) = asks.next() else { return Ok(receiver) };
-    let (began, patience) = (Instant::now(), first.patience.or(server.settings.timeout));
-    let first = Answering::begin(server, served, (0, first), pieces.clone()).await?;
+    let prompt = CountedPrompt::new(server, served);
+    let first = Answering::begin((server, served), (0, first), pieces.clone(), prompt.clone()).await?;
     let (read, is_read) = watch::channel(());
     tokio::spawn(first.run(Some(read)));
-    for (index, mut ask) in asks {
+    for (index, ask) in asks {
         let (server, served, pieces, mut is_read) = (server.clone(), served.clone(), pieces.clone(), is_read.clone());
+        let prompt = prompt.clone();
         tokio::spawn(async move {
             // An error: the first one is over already.
             let _ = is_read.changed().await;
-            ask.patience = patience.map(|patience| patience.saturating_sub(began.elapsed()));
             let begun = tokio::select! {
-                begun = Answering::begin(&server, &served, (index, ask), pieces.clone()) => begun,
+                begun = Answering::begin((&server, &served), (index, ask), pieces.clone(), prompt) => begun,
                 // Who has left does not wait for a slot.
                 () = pieces.closed() => return,
             };
