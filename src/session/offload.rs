@@ -15,13 +15,16 @@ use std::{
     fs,
     hash::Hash,
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, Instant, SystemTime},
 };
 
 const ENDING: &str = "prefix";
 
 /// Digits of the model's fingerprint in a file name; the file has all of them.
 const FINGERPRINT: usize = 16;
+
+/// How long a disk that was full is taken to be so: to find out costs a file that is written in vain.
+const SHORT: Duration = Duration::from_secs(600);
 
 /// What a prefix is told by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,8 +85,12 @@ pub struct OffloadCache {
 struct Folder {
     path: PathBuf,
     files: Tier<Key, ()>,
-    /// The disk was full before the budget was used up, which is what it has room for since.
-    is_short: bool,
+    /// Most bytes that its files were given.
+    given: u64,
+    /// When the disk was full before these were used up: the budget of the files is what it has room for since.
+    short_since: Option<Instant>,
+    /// The log has it.
+    is_told: bool,
 }
 
 /// What one tier keeps.
@@ -275,6 +282,7 @@ impl OffloadCache {
             return is_new.then(|| Writer::memory("a prefix in memory", &self.model, tokens.to_vec()));
         }
         let (bytes, folder) = (layout.file_bytes(&self.model, tokens.len()), self.folder.as_mut()?);
+        folder.look_for_room();
         let is_new = scope == Scope::default() && folder.takes(key, bytes);
         let file = folder.file((key, evicted), &self.model);
         if is_new {
@@ -326,7 +334,7 @@ impl OffloadCache {
     }
 
     /// A prefix could not be written. If the disk of the folder is full, this has room for no more from now on than is there and
-    /// was written, and others give way: whether to try again.
+    /// was written, for a while, and others give way: whether to try again.
     fn give_way(&mut self, error: &SessionError) -> bool {
         let (SessionError::Full { written, .. }, Some(folder)) = (error, &mut self.folder) else { return false };
         let there = folder.files.usage().bytes;
@@ -334,7 +342,8 @@ impl OffloadCache {
             return false;
         }
         folder.files.budget = folder.files.budget.min(there + written);
-        if !std::mem::replace(&mut folder.is_short, true) {
+        folder.short_since = Some(Instant::now());
+        if !std::mem::replace(&mut folder.is_told, true) {
             let (path, room) = (folder.path.display(), folder.files.budget >> 20);
             tracing::warn!("{path}: the disk is full: old prefixes give way to new ones, and take {room} MiB at most");
         }
@@ -360,7 +369,11 @@ impl OffloadCache {
         let written = self.making_way(
             |error| Some(error),
             |cache| {
-                let folder = cache.folder.as_mut().filter(|folder| folder.takes(key, session.bytes()))?;
+                let folder = cache.folder.as_mut()?;
+                folder.look_for_room();
+                if !folder.takes(key, session.bytes()) {
+                    return None;
+                }
                 folder.clear_for(session.bytes(), &cache.model);
                 let written = write_out(session, &folder.file((key, evicted), &cache.model));
                 Some(written.map(|bytes| folder.add((key, parts), [bytes, evicted.into()], &cache.model)))
@@ -378,6 +391,17 @@ fn key_of(tokens: &[u32], layout: &SessionLayout) -> Option<(Key, u32)> {
 }
 
 impl Folder {
+    fn new(path: PathBuf, budget: u64) -> Self {
+        Self { path, files: Tier::new(budget), given: budget, short_since: None, is_told: false }
+    }
+
+    /// A disk that was full may have room again. If it has none, others give way once more.
+    fn look_for_room(&mut self) {
+        if self.short_since.is_some_and(|since| since.elapsed() >= SHORT) {
+            (self.files.budget, self.short_since) = (self.given, None);
+        }
+    }
+
     fn open(path: &Path, model: &ModelId, budget: u64) -> Result<Self, SessionError> {
         let fail = |error| SessionError::Write { path: path.display().to_string(), error };
         fs::create_dir_all(path).map_err(fail)?;
@@ -396,7 +420,7 @@ impl Folder {
         let modified = |data: &fs::Metadata| data.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         // Of several names of a file the longest prefix comes first.
         found.sort_by_key(|((key, _), data)| (modified(data), std::cmp::Reverse(key.length)));
-        let mut folder = Self { path: path.to_path_buf(), files: Tier::new(budget), is_short: false };
+        let mut folder = Self::new(path.to_path_buf(), budget);
         let mut holders: HashMap<[u64; 2], Key> = HashMap::new();
         for ((key, evicted), data) in found {
             match file_id(&data).and_then(|file| holders.get(&file)) {
@@ -450,7 +474,7 @@ impl Folder {
 
     /// Makes room for a file on a disk that has no more than what is used. Else the files that it replaces go when it is there.
     fn clear_for(&mut self, bytes: u64, model: &ModelId) {
-        if self.is_short {
+        if self.short_since.is_some() {
             self.make_room(bytes, model);
         }
     }

@@ -9,7 +9,7 @@ fn a_name_tells_what_a_file_is_and_others_are_left_alone() {
         architecture: "none".into(),
         fingerprint: fingerprint.repeat(16),
     };
-    let folder = Folder { path: PathBuf::new(), files: Tier::new(1), is_short: false };
+    let folder = Folder::new(PathBuf::new(), 1);
     let whole = Key { length: 300, hash: 0xab, policy: 0 };
     let cut = Key { policy: policy_hash("policy slake"), ..whole };
     for (key, evicted) in [(whole, 0), (cut, 17)] {
@@ -88,7 +88,7 @@ fn files_have_the_names_of_what_they_hold() {
 fn what_has_given_up_too_much_or_in_another_way_is_not_wanted() {
     let model = ModelId { name: "toy".into(), architecture: "none".into(), fingerprint: "ab".repeat(16) };
     let (mut offload_cache, tokens) = (OffloadCache::in_memory(&model, 1 << 20), [5, 6, 7, 8, 9]);
-    offload_cache.folder = Some(Folder { path: PathBuf::new(), files: Tier::new(1 << 20), is_short: false });
+    offload_cache.folder = Some(Folder::new(PathBuf::new(), 1 << 20));
     let hashes: Vec<(u32, u64)> = prefix_hashes(&tokens).collect();
     let key = |(length, hash): (u32, u64), policy| Key { length, hash, policy };
     let files = &mut offload_cache.folder.as_mut().unwrap().files;
@@ -191,6 +191,26 @@ fn files_give_way_where_the_disk_is_full() {
     for first in 4..9 {
         keep(&mut offload_cache, first, 8000).unwrap().unwrap();
         assert_eq!(offload_cache.in_folder_usage().unwrap().count, 3);
+    }
+}
+
+/// What was full may have room again: after a while that is tried.
+#[test]
+fn a_disk_that_was_full_is_filled_again_when_it_has_room() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut offload_cache = OffloadCache::in_memory(&toy(), 0).with_folder(temporary.path(), 1 << 20).unwrap();
+    keep(&mut offload_cache, 1, 8000).unwrap().unwrap();
+    let full = || SessionError::Full { path: String::new(), written: 9, error: std::io::ErrorKind::StorageFull.into() };
+    let count = |cache: &OffloadCache| cache.in_folder_usage().unwrap().count;
+    for since in [SHORT / 2, SHORT] {
+        assert!(offload_cache.give_way(&full()));
+        keep(&mut offload_cache, 2 + since.as_secs() as u32, 8000).unwrap().unwrap();
+        assert_eq!(count(&offload_cache), 1);
+        // Where the clock began less than that ago nothing can have been so for so long.
+        let Some(then) = Instant::now().checked_sub(since) else { return };
+        offload_cache.folder.as_mut().unwrap().short_since = Some(then);
+        keep(&mut offload_cache, 3 + since.as_secs() as u32, 8000).unwrap().unwrap();
+        assert_eq!(count(&offload_cache), if since == SHORT { 2 } else { 1 });
     }
 }
 
