@@ -21,6 +21,7 @@ const LOCAL: &str =
     "models are not downloaded, expected a file: -m FILE (of a checkpoint, kvas convert FOLDER -o FILE makes one)";
 const ONE_GPU: &str = "one GPU is used, expected its number in the variable CUDA_VISIBLE_DEVICES";
 const SYSTEM: &str = "the system decides, expected no such flag";
+const PAGE: &str = "the page at / is part of the server, expected no such flag";
 const IN_FILE: &str = "the model's file says it, expected no such flag";
 
 /// Long names of llama.cpp's programs, and of vLLM, that no command has.
@@ -31,11 +32,15 @@ const FOREIGN: &[(&[&str], Answer)] = &[
     (&["--split-mode", "--tensor-split", "--main-gpu", "--tensor-parallel-size"], Answer::Because(ONE_GPU)),
     (&["--numa", "--mlock", "--prio", "--poll", "--cpu-mask", "--cpu-range"], Answer::Because(SYSTEM)),
     (&["--mmap", "--no-mmap", "--direct-io", "--threads-http"], Answer::Because(SYSTEM)),
+    (&["--webui", "--no-webui"], Answer::Because(PAGE)),
     (&["--override-kv", "--rope-scaling", "--rope-scale", "--rope-freq-base"], Answer::Because(IN_FILE)),
-    (&["--rope-freq-scale", "--yarn-orig-ctx", "--dtype", "--quantization"], Answer::Because(IN_FILE)),
-    (&["--jinja", "--flash-attn", "--cont-batching", "--kv-unified", "--warmup"], Answer::Always),
-    (&["--metrics", "--slots", "--props", "--embeddings", "--embedding", "--no-context-shift"], Answer::Always),
-    (&["--enable-prefix-caching", "--enable-chunked-prefill", "--trust-remote-code"], Answer::Always),
+    (
+        &["--rope-freq-scale", "--yarn-orig-ctx", "--dtype", "--quantization", "--trust-remote-code"],
+        Answer::Because(IN_FILE),
+    ),
+    (&["--jinja", "--flash-attn", "--cont-batching", "--kv-unified", "--no-warmup"], Answer::Always),
+    (&["--metrics", "--slots", "--embeddings", "--embedding", "--no-context-shift"], Answer::Always),
+    (&["--enable-prefix-caching", "--enable-chunked-prefill"], Answer::Always),
     (&["--ubatch-size", "--max-num-batched-tokens"], Answer::Instead("--batch-size N")),
     (&["--threads-batch"], Answer::Instead("--threads N")),
     (&["--max-model-len"], Answer::Instead("--ctx-size N")),
@@ -45,7 +50,7 @@ const FOREIGN: &[(&[&str], Answer)] = &[
     (&["--chat-template"], Answer::Instead("--chat-template-file FILE")),
     (&["--draft", "--draft-n", "--draft-max", "--spec-draft-n-max"], Answer::Instead("--spec-max N")),
     (&["--spec-type"], Answer::Instead("--spec auto, ngram, mtp, draft or off")),
-    (&["--cache-ram", "--ctx-checkpoints", "--swa-checkpoints"], Answer::Instead("--snapshot-host SIZE")),
+    (&["--cache-ram", "--ctx-checkpoints", "--swa-checkpoints"], Answer::Instead("--snapshot-host GIB")),
     (&["--context-shift"], Answer::Instead("--kv-policy slake")),
     (&["--n-cpu-moe"], Answer::Instead("--cpu-moe, or --n-gpu-layers N")),
     (&["--models-dir"], Answer::Instead("-m NAME=FILE for each")),

@@ -366,7 +366,8 @@ impl Repl {
     }
 
     fn save(&self, argument: &str) -> Result<String, String> {
-        if argument.is_empty() {
+        // Who means stdout would look for a file of that name in vain.
+        if matches!(argument, "" | "-") {
             return Err("/save wants a file name".into());
         }
         let (file, model) = (path(argument), &self.settings.model);
