@@ -273,8 +273,9 @@ pub fn generated<'a>(ids: &'a [u32], tokenizer: &Tokenizer) -> &'a [u32] {
 
 /// A sampler, with its DRY sequence breakers as this tokenizer can write them.
 pub fn sampler(params: &SamplerParams, tokenizer: &Tokenizer) -> Result<Sampler, String> {
-    let is_wanted = params.dry_multiplier != 0.0 && params.validate().is_ok();
-    let breakers = if is_wanted { tokenizer.spellings(&params.dry_sequence_breakers) } else { Vec::new() };
+    // How many breakers there may be is checked before they are looked for.
+    params.validate().map_err(|error| error.to_string())?;
+    let breakers = if params.wants_dry() { tokenizer.spellings(&params.dry_sequence_breakers) } else { Vec::new() };
     Sampler::new(params.clone(), tokenizer.vocab(), &breakers).map_err(|error| error.to_string())
 }
 

@@ -20,7 +20,7 @@ const MERGED: &str =
 const LOCAL: &str =
     "models are not downloaded, expected a file: -m FILE (of a checkpoint, kvas convert FOLDER -o FILE makes one)";
 const ONE_GPU: &str = "one GPU is used, expected its number in the variable CUDA_VISIBLE_DEVICES";
-const SYSTEM: &str = "the system decides, expected no such flag";
+const NO_CHOICE: &str = "there is nothing to choose, expected no such flag";
 const PAGE: &str = "the page at / is part of the server, expected no such flag";
 const IN_FILE: &str = "the model's file says it, expected no such flag";
 
@@ -30,8 +30,8 @@ const FOREIGN: &[(&[&str], Answer)] = &[
     (&["--lora-modules", "--enable-lora"], Answer::Because(MERGED)),
     (&["--hf-repo", "--hf-file", "--hf-token", "--model-url"], Answer::Because(LOCAL)),
     (&["--split-mode", "--tensor-split", "--main-gpu", "--tensor-parallel-size"], Answer::Because(ONE_GPU)),
-    (&["--numa", "--mlock", "--prio", "--poll", "--cpu-mask", "--cpu-range"], Answer::Because(SYSTEM)),
-    (&["--mmap", "--no-mmap", "--direct-io", "--threads-http"], Answer::Because(SYSTEM)),
+    (&["--numa", "--mlock", "--prio", "--poll", "--cpu-mask", "--cpu-range"], Answer::Because(NO_CHOICE)),
+    (&["--mmap", "--no-mmap", "--direct-io", "--threads-http"], Answer::Because(NO_CHOICE)),
     (&["--webui", "--no-webui"], Answer::Because(PAGE)),
     (&["--override-kv", "--rope-scaling", "--rope-scale", "--rope-freq-base"], Answer::Because(IN_FILE)),
     (

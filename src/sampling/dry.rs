@@ -21,7 +21,7 @@ pub(super) struct Dry {
 impl Dry {
     /// DRY if the parameters ask for it; empty breakers are ignored.
     pub(super) fn new(params: &SamplerParams, breakers: &[Vec<u32>]) -> Option<Dry> {
-        if params.dry_multiplier == 0.0 || params.dry_penalty_last == 0 {
+        if !params.wants_dry() {
             return None;
         }
         let mut by_head = Breakers::new();

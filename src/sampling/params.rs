@@ -121,6 +121,11 @@ impl SamplerParams {
             && (self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0)
     }
 
+    /// True if DRY changes anything.
+    pub fn wants_dry(&self) -> bool {
+        self.dry_multiplier != 0.0 && self.dry_penalty_last != 0
+    }
+
     /// Checks every value against its range.
     ///
     /// # Errors

@@ -10,6 +10,8 @@ fn every_range_is_checked_by_name() {
         let params: SamplerParams = serde_json::from_str(json).unwrap();
         params.validate().unwrap_err().to_string()
     };
+    let breakers = serde_json::json!({"dry_sequence_breakers": vec!["x"; 129]}).to_string();
+    assert_eq!(bad(&breakers), "dry_sequence_breakers: 129 texts, expected at most 128");
     assert_eq!(bad(r#"{"temperature": -1}"#), "temperature: -1, expected a finite number of at least 0");
     assert_eq!(bad(r#"{"top_p": 1.5}"#), "top_p: 1.5, expected 0 to 1");
     assert_eq!(bad(r#"{"repeat_penalty": 0}"#), "repeat_penalty: 0, expected a finite number above 0");

@@ -22,7 +22,7 @@ impl Tokenizer {
         for id in 0..self.vocab() as u32 {
             let piece = self.piece(id, Control::Show).unwrap_or_default();
             let ends = |at: usize| beginning[usize::from(piece[at])].iter().map(move |number| (&piece[at..], *number));
-            let mut all = (0..piece.len()).flat_map(ends);
+            let all = (0..piece.len()).flat_map(ends);
             if all.clone().any(|(end, number)| end.starts_with(texts[number].as_bytes())) {
                 found.push(vec![id]);
             }
@@ -33,7 +33,7 @@ impl Tokenizer {
                 let text = texts[*number];
                 end.len() < text.len() && text.as_bytes().starts_with(end) && text.is_char_boundary(end.len())
             };
-            for (end, number) in all.by_ref().filter(begins) {
+            for (end, number) in all.filter(begins) {
                 let encode = || self.encode_on(Some(id), &texts[number][end.len()..], Special::Literal);
                 let rest = rests.entry((number, end.len())).or_insert_with(encode);
                 found.push([&[id], &rest[..]].concat());
