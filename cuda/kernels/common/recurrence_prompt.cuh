@@ -335,11 +335,11 @@ DEVICE void run_chunks(const StepView& step, const Recurrence& op, const Prompt&
     PromptBlock<KIND, State, QUADS>(op, span, prompt, bytes).run(first, end);
 }
 
-// A block has 16 rows of a state for every two of its warps, up to 64, and another warp.
+// A block has 16 rows of a state for every two of its warps, up to 80, and another warp.
 #define PROMPT(name, KIND, State, QUADS)                                                                              \
     KERNEL __launch_bounds__(PREPARERS) name##_prepare(StepView step, Recurrence op, Prompt prompt) {                   \
         prepare_chunks<KIND, QUADS>(step, op, prompt);                                                                \
     }                                                                                                                 \
-    KERNEL __launch_bounds__(288, 1) name##_prompt(StepView step, Recurrence op, Prompt prompt) {                     \
+    KERNEL __launch_bounds__(352, 1) name##_prompt(StepView step, Recurrence op, Prompt prompt) {                     \
         run_chunks<KIND, State, QUADS>(step, op, prompt);                                                             \
     }

@@ -30,7 +30,7 @@ const BETWEEN_KEYS: usize = 32;
 const TILE: usize = 16;
 /// Warps that share rows in `recurrence_prompt.cuh`, and most rows of a block there.
 const SHARES: usize = 2;
-const PROMPT_ROWS: usize = 64;
+const PROMPT_ROWS: usize = 80;
 
 /// `Recurrence` of `kernels/common/recurrence.cuh`.
 #[repr(C)]
@@ -212,6 +212,15 @@ fn prompt_bytes(decl: &StateDecl, columns: usize, rows: usize, stages: usize) ->
     let whole = if is_per_channel { 4 * columns } else { 0 };
     let stage = squares * CHUNK * row_stride(columns) * 2 + HEAD_BYTES + whole + 4 * CHUNK * (rows + 4);
     stages * stage + rows / TILE * SHARES * 3 * 32 * 16
+}
+
+/// Rows of a state that a block has in a prompt, of so many spans: as many as leave no multiprocessor without a block, all blocks of a
+/// head with as many if they can. Results do not depend on it.
+fn prompt_rows(decl: &StateDecl, spans: usize, multiprocessors: usize) -> usize {
+    let shared_out = |most: usize| decl.value_dim.div_ceil(decl.value_dim.div_ceil(most)).next_multiple_of(TILE);
+    let blocks = |rows: usize| decl.value_dim.div_ceil(rows) * decl.value_heads * spans;
+    let is_enough = |rows: &usize| 3 * blocks(*rows) >= 2 * multiprocessors;
+    [PROMPT_ROWS, 2 * TILE].map(shared_out).into_iter().find(is_enough).unwrap_or(TILE)
 }
 
 /// Chunks that a block has in shared memory, of which a device lets it have so many bytes: three where they have room, so that two
@@ -446,7 +455,7 @@ impl Machine {
             let launch = launch.block(threads).early().shared(prepare_bytes(decl, columns));
             launch.arg(self.view()).arg(view).arg(prompt).launch()?;
             let name = format!("{}_{columns}_prompt", state.unit());
-            let rows = self.prompt_rows(decl, spans);
+            let rows = prompt_rows(decl, spans, self.device.multiprocessors());
             let blocks = decl.value_dim.div_ceil(rows);
             let launch = self.kernel(state.unit(), &name)?.grid(blocks, decl.value_heads, spans);
             let launch =
@@ -454,14 +463,6 @@ impl Machine {
             launch.arg(self.view()).arg(view).arg(prompt).launch()?;
         }
         Ok(())
-    }
-
-    /// Rows of a state that a block has in a prompt: as many as leave no multiprocessor without a block. Results do not
-    /// depend on it.
-    fn prompt_rows(&self, decl: &StateDecl, spans: usize) -> usize {
-        let blocks = |rows: usize| decl.value_dim.div_ceil(rows) * decl.value_heads * spans;
-        let is_enough = |rows: &usize| 3 * blocks(*rows) >= 2 * self.device.multiprocessors();
-        [PROMPT_ROWS, PROMPT_ROWS / 2].into_iter().find(is_enough).unwrap_or(TILE)
     }
 
     /// The kernel for some spans, that may be long, but are not several rows that stay in the ring. Results do not depend on how
@@ -558,6 +559,18 @@ mod tests {
         assert_eq!(prepared_bytes(&decl, 16), [2 * 4 * 16 * 128 * 2, 6 * HEAD_BYTES]);
         assert_eq!(prepared_bytes(&decl, 17), prepared_bytes(&decl, 32));
         assert_eq!(prepared_bytes(&decl, PREPARED), prepared_bytes(&decl, 100 * PREPARED));
+    }
+
+    #[test]
+    fn blocks_of_a_prompt_have_equal_parts_of_a_head_or_all_of_it() {
+        let rows = |value_heads, value_dim, spans| {
+            let decl = StateDecl { key_heads: 8, value_heads, key_dim: 128, value_dim, decay: Decay::PerHead };
+            prompt_rows(&decl, spans, 132)
+        };
+        assert_eq!(rows(96, 80, 1), 80, "Nemotron 3 Nano 4B: 96 blocks at once, not 192 of 64 and 16 rows");
+        assert_eq!(rows(32, 128, 1), 32, "Qwen3.5 4B: 64 blocks would leave half of the GPU alone");
+        assert_eq!([rows(32, 128, 4), rows(64, 96, 4)], [64, 48]);
+        assert_eq!([rows(96, 64, 1), rows(96, 50, 1), rows(4, 100, 1)], [64, 64, 16]);
     }
 
     /// Bytes of shared memory of a block: an H200, an RTX 4090.
