@@ -60,8 +60,9 @@ impl Met {
         let Some([unit, shared]) = packed(self.quant) else { return usize::MAX };
         let row = 2 * UNIT * self.units;
         let of_unit = if rows == Rows::ByUnit { 8 * self.eights() * 2 * UNIT } else { 0 };
-        // `RING_BYTES`, `RING_BYTES_OF_16` and `RING_BYTES_BY_UNIT` of `kernels/quant/feed.cuh`.
+        // `RING_BYTES` and others of `kernels/quant/feed.cuh`.
         let (ring, inputs) = match rows {
+            Rows::One if unit + shared < 1024 => (5440, row),
             Rows::One => (7168, row),
             Rows::AtOnce if self.eights() > 1 => (4608, self.entries * (row + BETWEEN_ROWS)),
             Rows::AtOnce => (7168, self.entries * (row + BETWEEN_ROWS)),
