@@ -482,7 +482,8 @@ impl Engine {
         // Of the step before, while the device is at work.
         self.tell_untold();
         self.look_for(&plan.spans)?;
-        self.pace.ran(&plan.spans, started.elapsed());
+        let is_waited_for = plan.spans.iter().any(|span| span.output_rows() > 0);
+        self.pace.ran(&plan.spans, started.elapsed(), is_waited_for);
         self.speculation.ran(&plan.spans, began.elapsed());
         let outcomes = self.hand_out(&plan.spans)?;
         // Nobody waits for what is computed before the next step is on its way.

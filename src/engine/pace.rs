@@ -30,11 +30,13 @@ pub(super) struct Pace {
     seconds_per_row: Option<f64>,
     /// Tokens of prompts that the last step could read.
     allowed: u32,
+    /// Tokens of prompts in steps that nobody has waited for yet, and the seconds since the first of them.
+    under_way: (u32, f64),
 }
 
 impl Pace {
     pub(super) fn new(most: Option<Duration>) -> Self {
-        Self { most, alone: 0.0, seconds_per_row: None, allowed: 0 }
+        Self { most, alone: 0.0, seconds_per_row: None, allowed: 0, under_way: (0, 0.0) }
     }
 
     /// Tokens of prompts that a step of at most `rows` may read beside answers.
@@ -55,10 +57,14 @@ impl Pace {
         self.seconds_per_row.map(|each| each * f64::from(tokens))
     }
 
-    /// A step was run.
-    pub(super) fn ran(&mut self, spans: &[PlannedSpan], took: Duration) {
-        let rows: u32 = spans.iter().map(|span| span.rows - span.drafts).filter(|rows| *rows > 1).sum();
-        let took = took.as_secs_f64();
+    /// A step was run. One that nobody waited for may have taken any time: it counts with those that follow.
+    pub(super) fn ran(&mut self, spans: &[PlannedSpan], took: Duration, is_waited_for: bool) {
+        self.under_way.0 += spans.iter().map(|span| span.rows - span.drafts).filter(|rows| *rows > 1).sum::<u32>();
+        self.under_way.1 += took.as_secs_f64();
+        if !is_waited_for {
+            return;
+        }
+        let (rows, took) = std::mem::take(&mut self.under_way);
         if rows == 0 {
             let before = if self.alone > 0.0 { self.alone } else { took };
             self.alone = before + WEIGHT * (took - before);
@@ -82,7 +88,7 @@ mod tests {
 
     fn ran(pace: &mut Pace, rows: u32, milliseconds: f64) {
         let span = PlannedSpan { id: SequenceId(0), rows, drafts: 0, outputs: Outputs::None };
-        pace.ran(&[span], Duration::from_secs_f64(milliseconds / 1e3));
+        pace.ran(&[span], Duration::from_secs_f64(milliseconds / 1e3), true);
     }
 
     /// A machine that takes more for a token the further a prompt is, and remembers what was read every 512 tokens; a
@@ -117,6 +123,17 @@ mod tests {
         let before = pace.most_rows(512);
         ran(&mut pace, 16, 90.0);
         assert_eq!(pace.most_rows(512), before);
+    }
+
+    #[test]
+    fn steps_that_nobody_waited_for_count_with_those_that_follow() {
+        let [mut apart, mut together] = [(); 2].map(|()| Pace::new(Some(Duration::from_millis(500))));
+        ran(&mut apart, 600, 1200.0);
+        let span = PlannedSpan { id: SequenceId(0), rows: 200, drafts: 0, outputs: Outputs::None };
+        for (milliseconds, is_waited_for) in [(1, false), (399, false), (800, true)] {
+            together.ran(&[span], Duration::from_millis(milliseconds), is_waited_for);
+        }
+        assert_eq!(together.most_rows(512), apart.most_rows(512));
     }
 
     #[test]

@@ -137,12 +137,14 @@ impl Runner {
         self.backend.max_top_k()
     }
 
-    /// Waits for the last step, after which the device has looked for these tokens, if it does and any are wanted.
+    /// Waits for the last step, after which the device has looked for these tokens, if it does and any are wanted. If none are, the
+    /// device may still be at work with that step when the next one is asked for, though not with the one before it: what is read
+    /// of it is waited for then, and an error is told by whatever comes next.
     pub fn look_for(&mut self, wanted: &TopK) -> Result<(), DeviceError> {
         // Of an earlier step nothing is known any more.
         self.count = 0;
         if wanted.rows == 0 || wanted.count == 0 {
-            return self.wait();
+            return Ok(());
         }
         self.count = wanted.count;
         self.backend.top_k(self.program.logits, wanted, &mut self.found)

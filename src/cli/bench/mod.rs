@@ -404,7 +404,8 @@ fn top_tokens(runner: &mut Runner, step: &Step) -> Result<(), DeviceError> {
     (0..rows).try_for_each(|row| runner.logits_mut(row).map(|_| ()))
 }
 
-/// Appends `count` arbitrary tokens to every sequence, in steps of at most `batch` each; all sequences are as long.
+/// Appends `count` arbitrary tokens to every sequence, in steps of at most `batch` each; all sequences are as long. As for a
+/// request, only the last step has output rows: none of those before it is waited for.
 fn advance(
     runner: &mut Runner,
     memory: &mut Memory,
@@ -430,7 +431,8 @@ fn advance(
             runner.apply(&work)?;
             let context = memory.committed(id);
             let tokens = tokens(vocab, number, context as usize..context as usize + rows);
-            step.push_held(memory.slot(id), context, &tokens, Outputs::Last, memory.held_tables(id));
+            let outputs = if context + rows as u32 == known { Outputs::Last } else { Outputs::None };
+            step.push_held(memory.slot(id), context, &tokens, outputs, memory.held_tables(id));
         }
         run(runner, &step)?;
         let accepted: Vec<_> = sequences.iter().map(|(id, _)| (memory.slot(*id), rows as u32)).collect();
