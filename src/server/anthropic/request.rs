@@ -209,13 +209,12 @@ fn block(value: &Value, path: String) -> Result<Block, ApiError> {
 
 /// A message of the user: what tools replied are messages of their own.
 fn user(blocks: Vec<Block>, all: &mut Vec<Value>) -> Result<(), ApiError> {
-    let mut said: Option<String> = None;
-    let told = |said: Option<String>| said.map(|text| json!({"role": "user", "content": text}));
+    let mut said: Vec<String> = Vec::new();
     for Block { path, holds } in blocks {
         match holds {
-            Holds::Text(text) => said.get_or_insert_default().push_str(&text),
+            Holds::Text(text) => said.push(text),
             Holds::Result { id, text } => {
-                all.extend(told(said.take()));
+                all.extend(told(&std::mem::take(&mut said)));
                 let mut reply = json!({"role": "tool", "tool_call_id": id, "content": text});
                 if let Some(name) = name_of(&id, all) {
                     reply["name"] = json!(name);
@@ -230,8 +229,18 @@ fn user(blocks: Vec<Block>, all: &mut Vec<Value>) -> Result<(), ApiError> {
             }
         }
     }
-    all.extend(told(said));
+    all.extend(told(&said));
     Ok(())
+}
+
+/// A message of the user of these texts, if there are any: how the template writes several is up to its dialect.
+fn told(texts: &[String]) -> Option<Value> {
+    let content = match texts {
+        [] => return None,
+        [text] => json!(text),
+        texts => texts.iter().map(|text| json!({"type": "text", "text": text})).collect(),
+    };
+    Some(json!({"role": "user", "content": content}))
 }
 
 /// The tool of a call: some templates name it beside its result.

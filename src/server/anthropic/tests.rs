@@ -49,7 +49,7 @@ fn a_conversation_with_tools_is_translated() {
         {"role": "user", "content": "What time is it?"},
         {"role": "assistant", "content": "I look.", "reasoning_content": "A clock.", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "t1", "content": "noon", "name": "clock"},
-        {"role": "user", "content": "And now?"},
+        {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "now?"}]},
     ]);
     assert_eq!(Value::Array(turn.messages), expected);
     let function = json!({"name": "clock", "parameters": {"type": "object"}, "description": "Tells."});

@@ -73,6 +73,17 @@ pub(super) fn wants_no_content(source: &str) -> bool {
     source.contains(form::DEEPSEEK_V3.call) && (plain.contains("contentisnone") || plain.contains("contentisnotnone"))
 }
 
+/// Whether the template goes through the parts of a content itself: it writes them one behind the other.
+pub(super) fn takes_parts(source: &str) -> bool {
+    let plain = plain(source);
+    let mut statements = plain.split("{%").filter_map(|rest| rest.split("%}").next());
+    statements.any(|statement| {
+        let statement = statement.trim_matches(['-', '+']);
+        let of = statement.strip_prefix("for").and_then(|rest| rest.split('|').next());
+        of.is_some_and(|of| of.ends_with("content"))
+    })
+}
+
 /// The source without white space, quotes and brackets.
 fn plain(source: &str) -> String {
     source.chars().filter(|c| !c.is_whitespace() && !"\"'[]()".contains(*c)).collect()

@@ -13,6 +13,7 @@ pub(super) struct Wants {
     ids: Ids,
     calls: CallsIn,
     beside_calls: BesideCalls,
+    between_parts: &'static str,
 }
 
 /// What an answer of nothing but calls has for content.
@@ -66,6 +67,7 @@ impl Wants {
             ids: if detect::wants_short_ids(source) { Ids::Nine } else { Ids::Any },
             calls: if in_content { CallsIn::Content } else { CallsIn::Field },
             beside_calls: if detect::wants_no_content(source) { BesideCalls::Null } else { BesideCalls::EmptyText },
+            between_parts: if detect::takes_parts(source) { "" } else { "\n" },
         }
     }
 }
@@ -118,7 +120,7 @@ fn prepare_one(message: &Value, place: &str, wants: &Wants) -> Result<Value, Str
         Some(Value::String(_)) => {}
         _ => return Err(format!("{place}.role: expected a string")),
     }
-    let content = content(message.get("content"), place)?;
+    let content = content(message.get("content"), place, wants)?;
     message.insert("content".into(), content.into());
     reasoning(&mut message, place, wants)?;
     if let Some(calls) = message.shift_remove("tool_calls").filter(|calls| !calls.is_null()) {
@@ -136,12 +138,16 @@ fn prepare_one(message: &Value, place: &str, wants: &Wants) -> Result<Value, Str
     Ok(Value::Object(message))
 }
 
-/// The text of a message: what comes in parts is one text.
-fn content(content: Option<&Value>, place: &str) -> Result<String, String> {
+/// The text of a message: what comes in parts is one text, as the template would write it, or with a line for each part where it
+/// expects a text.
+fn content(content: Option<&Value>, place: &str, wants: &Wants) -> Result<String, String> {
     match content {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => parts.iter().enumerate().map(|(at, part)| text_of(part, place, at)).collect(),
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().enumerate().map(|(at, part)| text_of(part, place, at));
+            Ok(texts.collect::<Result<Vec<_>, _>>()?.join(wants.between_parts))
+        }
         Some(_) => Err(format!("{place}.content: expected a string, a list of parts or null")),
     }
 }

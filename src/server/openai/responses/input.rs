@@ -70,7 +70,13 @@ fn message(item: &Fields<'_>, all: &mut Vec<Value>) -> Result<(), ApiError> {
             }
             assistant(all)["content"] = json!(content);
         }
-        "user" | "system" | "developer" => all.push(json!({"role": role, "content": content})),
+        // How the template writes several parts is up to its dialect.
+        "user" | "system" | "developer" => {
+            let part = |part: &Value| json!({"type": "text", "text": part.get("text").unwrap_or(&part["refusal"])});
+            let parts = item.get("content").and_then(Value::as_array).filter(|parts| parts.len() > 1);
+            let content = parts.map_or_else(|| json!(content), |parts| parts.iter().map(part).collect());
+            all.push(json!({"role": role, "content": content}));
+        }
         other => {
             let what = format!("{other}, expected user, assistant, system or developer");
             return Err(ApiError::field(&item.name("role"), what));

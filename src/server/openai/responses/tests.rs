@@ -24,7 +24,7 @@ fn items_in_a_row_are_one_message_of_the_assistant() {
     ]);
     let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "clock", "arguments": "{}"}});
     let expected = json!([
-        {"role": "developer", "content": "Be brief."},
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
         {"role": "user", "content": "Time?"},
         {"role": "assistant", "content": "I look.", "reasoning_content": "A clock.", "tool_calls": [call("a"), call("b")]},
         {"role": "tool", "tool_call_id": "b", "content": "noon", "name": "clock"},

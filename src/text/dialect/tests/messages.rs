@@ -15,7 +15,7 @@ fn content_is_text() {
     let found = prepared(
         "hermes",
         json!([
-            {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+            {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]},
             {"role": "system", "content": "Be kind."},
             {"role": "system", "content": ""},
             {"role": "user", "content": null, "name": "Ann"},
@@ -24,12 +24,28 @@ fn content_is_text() {
         ]),
     );
     let expected = json!([
-        {"role": "system", "content": "Be brief.\n\nBe kind."},
+        {"role": "system", "content": "Be\nbrief.\n\nBe kind."},
         {"role": "user", "content": "", "name": "Ann"},
         {"role": "system", "content": "Now."},
         {"role": "critic", "content": ""},
     ]);
     assert_eq!(found, expected);
+}
+
+#[test]
+fn parts_are_one_behind_the_other_where_the_template_goes_through_them() {
+    let content = json!([{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]);
+    for (source, expected) in [
+        ("{%- for part in message['content'] -%}", "Be brief."),
+        ("{% for item in content %}", "Be brief."),
+        ("{%- for block in message.content | sort(attribute='type') %}", "Be brief."),
+        ("{% for message in messages %}{{ message['content'] }}", "Be \nbrief."),
+        ("{% set content = message.content %}{% for tool in tools %}", "Be \nbrief."),
+    ] {
+        let messages = [json!({"role": "user", "content": content})];
+        let found = Dialect::of_template(source).messages(&messages).unwrap();
+        assert_eq!(found[0]["content"], expected, "{source}");
+    }
 }
 
 #[test]
