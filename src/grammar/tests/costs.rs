@@ -25,7 +25,8 @@ fn survives(vocabulary: &Vocabulary, named: &str, grammar: Grammar) -> Result<()
     });
     let took = started.elapsed();
     eprintln!("{named}: {took:?} {outcome:?}");
-    assert!(took < Duration::from_secs(10), "{named}: {took:?}");
+    // On the slowest machine the longest took 13 seconds; what has no bound would take hours.
+    assert!(took < Duration::from_secs(60), "{named}: {took:?}");
     if let Err(error) = &outcome {
         assert!(error.lines().count() == 1 && error.len() < 400, "{named}: {error}");
     }

@@ -79,8 +79,9 @@ pub(super) fn takes_parts(source: &str) -> bool {
     let mut statements = plain.split("{%").filter_map(|rest| rest.split("%}").next());
     statements.any(|statement| {
         let statement = statement.trim_matches(['-', '+']);
-        let of = statement.strip_prefix("for").and_then(|rest| rest.split('|').next());
-        of.is_some_and(|of| of.ends_with("content"))
+        let Some(of) = statement.strip_prefix("for") else { return false };
+        let mut behind = of.match_indices("content").map(|(at, word)| &of[at + word.len()..]);
+        behind.any(|rest| rest.is_empty() || rest.starts_with('|') || rest.starts_with("if"))
     })
 }
 

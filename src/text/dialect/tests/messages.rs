@@ -39,7 +39,9 @@ fn parts_are_one_behind_the_other_where_the_template_goes_through_them() {
         ("{%- for part in message['content'] -%}", "Be brief."),
         ("{% for item in content %}", "Be brief."),
         ("{%- for block in message.content | sort(attribute='type') %}", "Be brief."),
+        ("{%- for content in message['content'] if content.type == 'text' %}", "Be brief."),
         ("{% for message in messages %}{{ message['content'] }}", "Be \nbrief."),
+        ("{% for content in contents %}", "Be \nbrief."),
         ("{% set content = message.content %}{% for tool in tools %}", "Be \nbrief."),
     ] {
         let messages = [json!({"role": "user", "content": content})];
