@@ -10,8 +10,8 @@
 // (quant/clustered.cuh).
 enum class Rows : u32 { ONE, AT_ONCE, BY_UNIT, SEGMENT };
 
-// Bytes of the ring of a warp: for one entry or eight, for one with units of less than 1 KiB, which take longer to multiply than to
-// come, for 16, with activations in it, of a block with a segment.
+// Bytes of the ring of a warp: for one entry or eight, for one with units of less than 1 KiB, whose bytes are waited for less than the
+// row that is asked for behind them, for 16, with activations in it, of a block with a segment.
 static constexpr u32 RING_BYTES = 7168, RING_BYTES_OF_SMALL = 5440, RING_BYTES_OF_16 = 4608, RING_BYTES_BY_UNIT = 12800, RING_BYTES_OF_SEGMENT = 4608;
 
 // A slot of a ring: PER units, for each of them what it shares with others, then activations of up to 8 EIGHTS entries. Two
@@ -19,11 +19,11 @@ static constexpr u32 RING_BYTES = 7168, RING_BYTES_OF_SMALL = 5440, RING_BYTES_O
 template <class FORMAT, Rows ROWS, u32 EIGHTS> struct Slot {
     static constexpr bool BY_UNIT = ROWS == Rows::BY_UNIT;
     static constexpr u32 OF_INPUTS = EIGHTS * 8 * 128, EACH = FORMAT::UNIT + FORMAT::SUPER + (BY_UNIT ? OF_INPUTS : 0);
-    static constexpr u32 OF_WARP = BY_UNIT                              ? RING_BYTES_BY_UNIT
-                                   : ROWS == Rows::SEGMENT              ? RING_BYTES_OF_SEGMENT
-                                   : EIGHTS > 1                         ? RING_BYTES_OF_16
-                                   : ROWS == Rows::ONE && EACH < 1024   ? RING_BYTES_OF_SMALL
-                                                                        : RING_BYTES;
+    static constexpr u32 OF_WARP = BY_UNIT                            ? RING_BYTES_BY_UNIT
+                                   : ROWS == Rows::SEGMENT            ? RING_BYTES_OF_SEGMENT
+                                   : EIGHTS > 1                       ? RING_BYTES_OF_16
+                                   : ROWS == Rows::ONE && EACH < 1024 ? RING_BYTES_OF_SMALL
+                                                                      : RING_BYTES;
     static constexpr u32 PER = 6 * EACH <= OF_WARP ? 2 : 1, BYTES = PER * EACH, MOST = OF_WARP / BYTES, COUNT = MOST > 2 ? MOST : 2;
     static constexpr u32 UNITS = PER * FORMAT::UNIT, INPUTS = UNITS + PER * FORMAT::SUPER;
     // Slots that are filled before the activations are there. What is asked for then is ahead of these, which wait for it: a

@@ -25,8 +25,8 @@ fn survives(vocabulary: &Vocabulary, named: &str, grammar: Grammar) -> Result<()
     });
     let took = started.elapsed();
     eprintln!("{named}: {took:?} {outcome:?}");
-    // On the slowest machine the longest took 13 seconds; what has no bound would take hours.
-    assert!(took < Duration::from_secs(60), "{named}: {took:?}");
+    // Without optimisation, on the slowest machine so far, the longest took 13.4 seconds.
+    assert!(took < Duration::from_secs(30), "{named}: {took:?}");
     if let Err(error) = &outcome {
         assert!(error.lines().count() == 1 && error.len() < 400, "{named}: {error}");
     }
