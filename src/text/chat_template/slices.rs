@@ -29,9 +29,16 @@ pub(super) fn part(value: &Value, bounds: [Option<i64>; 2], step: i64) -> Result
         if step > 0 && bounds.iter().flatten().all(|bound| *bound >= 0) {
             // From the beginning on, without a copy of it all.
             let [start, stop] = bounds.map(|bound| bound.map(|bound| bound as usize));
-            let count = stop.map_or(usize::MAX, |stop| stop.saturating_sub(start.unwrap_or(0)));
-            let chosen = text.chars().skip(start.unwrap_or(0)).take(count).step_by(step as usize);
-            return Ok(Value::from(chosen.collect::<String>()));
+            let start = start.unwrap_or(0);
+            let mut chosen = behind(text, start);
+            if let Some(stop) = stop {
+                let rest = behind(chosen, stop.saturating_sub(start));
+                chosen = &chosen[..chosen.len() - rest.len()];
+            }
+            return Ok(match step {
+                1 => Value::from(chosen),
+                _ => Value::from(chosen.chars().step_by(step as usize).collect::<String>()),
+            });
         }
         let chars: Vec<char> = text.chars().collect();
         return Ok(Value::from(places(chars.len(), bounds, step).map(|at| chars[at]).collect::<String>()));
@@ -46,6 +53,15 @@ pub(super) fn part(value: &Value, bounds: [Option<i64>; 2], step: i64) -> Result
         }
         kind => Err(Error::new(ErrorKind::InvalidOperation, format!("value of type {kind} cannot be sliced"))),
     }
+}
+
+/// A text without so many characters at its beginning.
+fn behind(text: &str, count: usize) -> &str {
+    let mut chars = text.chars();
+    if count > 0 {
+        let _ = chars.nth(count - 1);
+    }
+    chars.as_str()
 }
 
 /// The places that Python's `slice(start, stop, step).indices(length)` names.
