@@ -137,14 +137,15 @@ impl Runner {
         self.backend.max_top_k()
     }
 
-    /// Waits for the last step, after which the device has looked for these tokens, if it does and any are wanted. If none are, the
-    /// device may still be at work with that step when the next one is asked for, though not with the one before it: what is read
-    /// of it is waited for then, and an error is told by whatever comes next.
-    pub fn look_for(&mut self, wanted: &TopK) -> Result<(), DeviceError> {
+    /// Waits for the last step, after which the device has looked for these tokens, if it does and any are wanted. A step without
+    /// output rows (`None`) is not waited for: the device may still be at work with it when the next one is asked for, though not
+    /// with the one before it, and an error is told by whatever comes next.
+    pub fn look_for(&mut self, wanted: Option<&TopK>) -> Result<(), DeviceError> {
         // Of an earlier step nothing is known any more.
         self.count = 0;
+        let Some(wanted) = wanted else { return Ok(()) };
         if wanted.rows == 0 || wanted.count == 0 {
-            return Ok(());
+            return self.wait();
         }
         self.count = wanted.count;
         self.backend.top_k(self.program.logits, wanted, &mut self.found)
@@ -153,14 +154,15 @@ impl Runner {
     /// Runs a step made by hand (scoring, benchmarks).
     pub fn run_step(&mut self, step: &Step) -> Result<(), DeviceError> {
         self.backend.run(&self.program, step)?;
-        self.look_for(&TopK::default())
+        self.look_for(Some(&TopK::default()))
     }
 
     /// Runs a step made by hand of which the likeliest token of each output row is wanted.
     pub fn run_likeliest(&mut self, step: &Step) -> Result<(), DeviceError> {
         self.backend.run(&self.program, step)?;
-        let rows = if self.max_top_k() > 0 { step.outputs().len() } else { 0 };
-        self.look_for(&TopK::likeliest(rows))
+        let outputs = step.outputs().len();
+        let rows = if self.max_top_k() > 0 { outputs } else { 0 };
+        self.look_for((outputs > 0).then_some(&TopK::likeliest(rows)))
     }
 
     /// Runs a step made by hand, one op at a time; `before` sees each op and the device before it runs.

@@ -105,8 +105,11 @@ impl Wanted {
 }
 
 impl Engine {
-    /// Asks the device for what is looked at of the output rows of a step that it has begun, and waits for it.
+    /// Asks the device for what is looked at of the output rows of a step that it has begun, and waits for it, if there are any.
     pub(super) fn look_for(&mut self, spans: &[PlannedSpan]) -> Result<(), DeviceError> {
+        if spans.iter().all(|span| span.output_rows() == 0) {
+            return self.runner.look_for(None);
+        }
         let mut wanted = std::mem::take(&mut self.wanted);
         wanted.clear();
         if self.runner.max_top_k() > 0 {
@@ -116,7 +119,7 @@ impl Engine {
             spans.iter().for_each(|span| self.want(span, room, &mut wanted));
             wanted.finish();
         }
-        let found = self.runner.look_for(&wanted.top_k);
+        let found = self.runner.look_for(Some(&wanted.top_k));
         self.wanted = wanted;
         found
     }

@@ -303,7 +303,8 @@ fn what_is_counted_is_what_is_known() {
     let host = Host::shared();
     let question = json!({"role": "user", "content": "What does the goose of the miller dream of?"});
     // Letter by letter, as nobody would cut it.
-    let letters: Vec<u64> = ["h", "e", "n"].into_iter().flat_map(|letter| tokens(letter, false)).collect();
+    let letters = tokens("e", false);
+    assert!(letters.len() == 1 && tokens("eeee", false).len() < 4);
     let mut body = json!({
         "messages": [question], "max_tokens": 24, "allowed_token_ids": letters, "seed": 5, "cache_salt": "pepper",
     });

@@ -188,8 +188,10 @@ fn calls_that_are_no_json_are_forced() {
     for calls in ["tools <tool_call><function=f><parameter=p>", "tools <|tool_list_start|> <|tool_call_start|>"] {
         let template = ChatTemplate::new(&format!("{{# {calls} #}}{conversation}")).unwrap();
         let host = Host::with_template(template);
-        let mut days = 0;
-        for seed in 0..6 {
+        let (mut days, mut seed) = (0, 0);
+        // An argument that is not required is there at times, and at times it is not.
+        while seed < 6 || days == 0 || days == seed {
+            assert!(seed < 60, "{days} of {seed}");
             let body = json!({
                 "messages": question(), "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false,
                 "max_tokens": ROOM, "seed": seed, "temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0.02,
@@ -209,8 +211,8 @@ fn calls_that_are_no_json_are_forced() {
                 assert!((1..=9).contains(&number.as_u64().unwrap()), "{choice}");
                 days += 1;
             }
+            seed += 1;
         }
-        assert!((1..6).contains(&days), "an argument that is not required is there at times: {days}");
     }
 }
 

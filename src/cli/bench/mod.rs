@@ -231,7 +231,9 @@ impl Bench {
         let mut run = |runner: &mut Runner, step: &Step| watch.run(runner, step);
         let batch = self.model.run.batch_size as usize;
         advance(runner, &mut memory, (&sequences, bound), (test.prompt.saturating_sub(1), batch), &mut run)?;
-        advance(runner, &mut memory, (&sequences, bound), (test.generate.saturating_sub(1).min(STEPS), 1), &mut run)?;
+        for _ in 0..test.generate.saturating_sub(1).min(STEPS) {
+            advance(runner, &mut memory, (&sequences, bound), (1, 1), &mut run)?;
+        }
         Ok(watch.kinds())
     }
 
