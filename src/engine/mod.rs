@@ -483,8 +483,10 @@ impl Engine {
         self.tell_untold();
         self.look_for(&plan.spans)?;
         let is_waited_for = plan.spans.iter().any(|span| span.output_rows() > 0);
-        self.pace.ran(&plan.spans, started.elapsed(), is_waited_for);
-        self.speculation.ran(&plan.spans, began.elapsed());
+        // What is still to do of a prompt is no part of what the first token of its answer costs.
+        if self.pace.ran(&plan.spans, started.elapsed(), is_waited_for) {
+            self.speculation.ran(&plan.spans, began.elapsed());
+        }
         let outcomes = self.hand_out(&plan.spans)?;
         // Nobody waits for what is computed before the next step is on its way.
         if !self.runner.runs_behind() || self.speculation.has_models() {

@@ -57,12 +57,14 @@ impl Pace {
         self.seconds_per_row.map(|each| each * f64::from(tokens))
     }
 
-    /// A step was run. One that nobody waited for may have taken any time: it counts with those that follow.
-    pub(super) fn ran(&mut self, spans: &[PlannedSpan], took: Duration, is_waited_for: bool) {
+    /// A step was run. One that nobody waited for may have taken any time: it counts with those that follow. Returns whether the
+    /// time was that of this step alone.
+    pub(super) fn ran(&mut self, spans: &[PlannedSpan], took: Duration, is_waited_for: bool) -> bool {
+        let is_its_own = is_waited_for && self.under_way == (0, 0.0);
         self.under_way.0 += spans.iter().map(|span| span.rows - span.drafts).filter(|rows| *rows > 1).sum::<u32>();
         self.under_way.1 += took.as_secs_f64();
         if !is_waited_for {
-            return;
+            return false;
         }
         let (rows, took) = std::mem::take(&mut self.under_way);
         if rows == 0 {
@@ -74,6 +76,7 @@ impl Pace {
             let before = self.seconds_per_row.map_or(now, |before| (before * FADING).min(MOST * now));
             self.seconds_per_row = Some(now.max(before));
         }
+        is_its_own
     }
 }
 
@@ -88,7 +91,7 @@ mod tests {
 
     fn ran(pace: &mut Pace, rows: u32, milliseconds: f64) {
         let span = PlannedSpan { id: SequenceId(0), rows, drafts: 0, outputs: Outputs::None };
-        pace.ran(&[span], Duration::from_secs_f64(milliseconds / 1e3), true);
+        assert!(pace.ran(&[span], Duration::from_secs_f64(milliseconds / 1e3), true));
     }
 
     /// A machine that takes more for a token the further a prompt is, and remembers what was read every 512 tokens; a
@@ -131,9 +134,10 @@ mod tests {
         ran(&mut apart, 600, 1200.0);
         let span = PlannedSpan { id: SequenceId(0), rows: 200, drafts: 0, outputs: Outputs::None };
         for (milliseconds, is_waited_for) in [(1, false), (399, false), (800, true)] {
-            together.ran(&[span], Duration::from_millis(milliseconds), is_waited_for);
+            assert!(!together.ran(&[span], Duration::from_millis(milliseconds), is_waited_for));
         }
         assert_eq!(together.most_rows(512), apart.most_rows(512));
+        assert!(together.ran(&[span], Duration::from_millis(400), true));
     }
 
     #[test]

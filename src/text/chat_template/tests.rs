@@ -278,8 +278,8 @@ fn hostile_templates_end_in_an_error_quickly() {
         let (result, took) = timed(|| render(&source));
         let source: String = source.chars().take(100).collect();
         assert!(result.is_err(), "{source} gave {} bytes", result.unwrap().len());
-        // The longest took 107 ms on an idle machine, nearly all of it to compile 8000 lines.
-        assert!(took < Duration::from_millis(300), "{source} took {took:?}");
+        // The longest took 107 ms on a slow machine that was idle, nearly all of it to compile 8000 lines.
+        assert!(took < Duration::from_millis(200), "{source} took {took:?}");
         eprintln!("{took:>10.1?} {} // {source}", result.unwrap_err());
     }
 }
