@@ -3,21 +3,22 @@
 #include "common/step.cuh"
 #include "quant/at.cuh"
 
+// `factor`: that of the matrix.
 template <class VALUES>
-DEVICE void embed(const StepView& step, const u8* table, u32 units, float* out, u32 columns, float scale) {
+DEVICE void embed(const StepView& step, const u8* table, u32 units, float* out, u32 columns, float factor, float scale) {
     let_next_begin();
     let_next_begin();
     wait_for_inputs();
     const u32 row = blockIdx.x;
     const u32 column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= columns) return;
-    const float value = VALUES::value(table, units, columns, step.tokens[row], column);
+    const float value = factor * VALUES::value(table, units, columns, step.tokens[row], column);
     out[u64(row) * columns + column] = scale * value;
 }
 
 #define EMBED(name, ...)                                                                                              \
-    KERNEL embed_##name(StepView step, const u8* table, u32 units, float* out, u32 columns, float scale) {            \
-        embed<__VA_ARGS__>(step, table, units, out, columns, scale);                                                  \
+    KERNEL embed_##name(StepView step, const u8* table, u32 units, float* out, u32 columns, float factor, float scale) { \
+        embed<__VA_ARGS__>(step, table, units, out, columns, factor, scale);                                          \
     }
 
 EMBED(f32, ValuesF32)

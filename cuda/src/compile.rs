@@ -138,6 +138,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/warp.cuh"
     "quant/at.cuh"
     "quant/clustered.cuh"
+    "quant/codes.cuh"
     "quant/feed.cuh"
     "quant/formats.cuh"
     "quant/job.cuh"

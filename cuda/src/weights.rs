@@ -1,7 +1,7 @@
 //! Weights on the device: which format each one has there, and how it gets there.
 //!
-//! F32 lies row after row. Formats that kernels read are packed (`kernels/quant/formats.cuh`): bytes in another order,
-//! nothing lost. All other formats are turned into F16, and those that are no floats into F32. What a memory of segments goes
+//! F32 lies row after row. Formats that kernels read are packed (`kernels/quant/formats.cuh`): bytes in another order, scales
+//! divided by a power of two, nothing lost. All other formats are turned into F16, and those that are no floats into F32. What a memory of segments goes
 //! through lies column after column.
 
 use crate::{
@@ -28,6 +28,8 @@ pub(crate) struct Matrix {
     /// Rows, of all matrices that are stacked in it, and values of a row.
     pub(crate) rows: usize,
     pub(crate) columns: usize,
+    /// What its values have been divided by, a power of two.
+    pub(crate) factor: f32,
     memory: DeviceMemory,
     /// The values of what is declared as F32: small, and wanted on the host as well, by what depends on them there.
     floats: Vec<f32>,
@@ -81,6 +83,16 @@ pub(crate) fn packed(quant: Quant) -> Option<[usize; 2]> {
         (Quant::Mxfp4, [512 + 32, 0]),
     ];
     KERNELS.iter().find(|(of, _)| *of == quant).map(|(_, bytes)| *bytes)
+}
+
+/// Whether the packed values of a format are divided by a factor of the matrix: `HAS_HALVES` of `kernels/quant/formats.cuh`.
+fn is_divided(quant: Quant) -> bool {
+    packed(quant).is_some() && !matches!(quant, Quant::F16 | Quant::Bf16 | Quant::Mxfp4)
+}
+
+/// The factor of a matrix by the largest of what its codes are multiplied with, which comes between 2^14 and 2^15.
+fn factor(largest: f32) -> f32 {
+    if largest == 0.0 { 1.0 } else { f32::from_bits((largest.to_bits() >> 23 << 23) - (14 << 23)) }
 }
 
 /// Bytes of a packed unit of a tile, with what it shares with three others.
@@ -137,6 +149,8 @@ pub(crate) struct Loader<'a> {
     source: &'a mut dyn WeightSource,
     /// For what has to be packed.
     staging: Option<DeviceMemory>,
+    /// What the factor of each weight depends on, in f32.
+    largest: DeviceMemory,
     /// Weights that are asked for, and the pieces up to the last one of each.
     asked: VecDeque<(&'a WeightDecl, usize)>,
 }
@@ -148,11 +162,13 @@ impl<'a> Loader<'a> {
         source: &'a mut dyn WeightSource,
         program: &'a Program,
     ) -> Result<Vec<Matrix>, DeviceError> {
-        let mut loader = Self { device, uploader, source, staging: None, asked: VecDeque::new() };
+        let largest = device.take("the largest scales of weights", 4 * program.weights.len())?;
+        device.fill(largest.at(), 0, largest.bytes())?;
+        let mut loader = Self { device, uploader, source, staging: None, largest, asked: VecDeque::new() };
         let counts = counts(program);
         let mut matrices = Vec::new();
-        for (decl, count) in program.weights.iter().zip(&counts) {
-            matrices.push(loader.matrix(decl, *count, None)?);
+        for (number, decl) in program.weights.iter().enumerate() {
+            matrices.push(loader.matrix((number, decl), counts[number], None)?);
         }
         // A kernel multiplies with a gate and with what it gates at once: both are of one format.
         for product in program.ops.iter().filter_map(|op| op.product(program)) {
@@ -164,7 +180,8 @@ impl<'a> Loader<'a> {
                 // Nothing may be on its way to what goes.
                 loader.uploader.finish()?;
                 for weight in [gate, up].map(|weight| weight.0 as usize) {
-                    matrices[weight] = loader.matrix(&program.weights[weight], counts[weight], Some(common))?;
+                    let numbered = (weight, &program.weights[weight]);
+                    matrices[weight] = loader.matrix(numbered, counts[weight], Some(common))?;
                 }
             }
         }
@@ -176,7 +193,11 @@ impl<'a> Loader<'a> {
         }
         loader.uploader.finish()?;
         loader.settle();
-        device.synchronize()?;
+        let mut largest = vec![0.0; matrices.len()];
+        device.download(loader.largest.at(), &mut largest)?;
+        for (matrix, largest) in matrices.iter_mut().zip(largest).filter(|(matrix, _)| is_divided(matrix.quant)) {
+            matrix.factor = factor(largest);
+        }
         Ok(matrices)
     }
 
@@ -187,8 +208,13 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Gets a weight, checks that it can be computed with, and has it uploaded.
-    fn matrix(&mut self, decl: &'a WeightDecl, count: usize, wanted: Option<Quant>) -> Result<Matrix, DeviceError> {
+    /// Gets weight number `weight`, checks that it can be computed with, and has it uploaded.
+    fn matrix(
+        &mut self,
+        (weight, decl): (usize, &'a WeightDecl),
+        count: usize,
+        wanted: Option<Quant>,
+    ) -> Result<Matrix, DeviceError> {
         let fail = |what: String| DeviceError::Weight { name: decl.name.clone(), what };
         let loaded = self.source.load(decl)?;
         let [rows, columns] = decl.shape;
@@ -200,7 +226,8 @@ impl<'a> Loader<'a> {
         }
         let quant = wanted.unwrap_or(on_device(loaded.quant, decl.format));
         let memory = self.device.take(&format!("weight {}", decl.name), device_bytes(quant, decl.shape, count))?;
-        let mut matrix = Matrix { quant, rows, columns, memory, floats: Vec::new() };
+        let mut matrix = Matrix { quant, rows, columns, factor: 1.0, memory, floats: Vec::new() };
+        let largest = self.largest.at().at(4 * weight);
         // Matrices of whole tiles follow each other without gaps.
         let of_one = rows / count;
         let matrices = if packed(quant).is_none() || of_one.is_multiple_of(TILE) { [rows, 1] } else { [of_one, count] };
@@ -209,9 +236,10 @@ impl<'a> Loader<'a> {
         {
             let part = number * matrices[0] + first..number * matrices[0] + matrices[0].min(first + some);
             let stored = part.start * row_bytes..part.end * row_bytes;
+            let is_last = part.end == rows;
             let place = (number, first, matrices[0]);
             if loaded.quant == quant && decl.format == WeightFormat::Stored && loaded.factors == Factors::default() {
-                self.send(&matrix, (&loaded.bytes, stored), place)?;
+                self.send((&matrix, largest, is_last), (&loaded.bytes, stored), place)?;
                 continue;
             }
             let mut values = vec![0.0; part.len() * columns];
@@ -225,7 +253,7 @@ impl<'a> Loader<'a> {
                 return Err(fail(format!("has {value}, expected numbers up to {F16_MAX}, which F16 holds on a GPU")));
             }
             let whole = 0..bytes.len();
-            self.send(&matrix, (&Bytes::new(bytes), whole), place)?;
+            self.send((&matrix, largest, is_last), (&Bytes::new(bytes), whole), place)?;
             if decl.format == WeightFormat::F32 {
                 matrix.floats.extend(values);
             }
@@ -236,10 +264,10 @@ impl<'a> Loader<'a> {
     }
 
     /// Has rows uploaded in the format of the device, and packed: those from row `first` of matrix number `number` on, which has
-    /// `rows` rows.
+    /// `rows` rows. When the last ones of a weight are there, all of it can be divided.
     fn send(
         &mut self,
-        to: &Matrix,
+        (to, largest, is_last): (&Matrix, Ptr, bool),
         (bytes, part): (&Bytes, Range<usize>),
         (number, first, rows): (usize, usize, usize),
     ) -> Result<(), DeviceError> {
@@ -255,10 +283,17 @@ impl<'a> Loader<'a> {
         let Some(from) = self.staging.as_ref().map(DeviceMemory::at) else { return Ok(()) };
         let tiles = number * rows.div_ceil(TILE) + first / TILE;
         let (at, columns) = (to.at().at(tiles * tile_bytes(packed, units)), to.columns as u32);
-        let (rows, name) = (part.len().checked_div(row_bytes).unwrap_or(0), format!("pack_{}", suffix(to.quant)));
+        let rows = part.len().checked_div(row_bytes).unwrap_or(0);
+        let [pack, divide] = ["pack", "divide"].map(|what| format!("{what}_{}", suffix(to.quant)));
+        let tiles = to.memory.bytes() / tile_bytes(packed, units).max(1);
+        let divided = (is_last && is_divided(to.quant)).then_some((to.at(), tiles));
         let pack = move |device: &Device| {
-            let launch = device.kernel("pack", &name)?.grid(rows.div_ceil(TILE), units, 1).block(32).arg(from).arg(at);
-            launch.arg(rows as u32).arg(row_bytes as u32).arg(columns).arg(units as u32).launch()
+            let launch = device.kernel("pack", &pack)?.grid(rows.div_ceil(TILE), units, 1).block(32).arg(from).arg(at);
+            let launch = launch.arg(rows as u32).arg(row_bytes as u32).arg(columns).arg(units as u32);
+            launch.arg(largest).launch()?;
+            let Some((at, tiles)) = divided else { return Ok(()) };
+            let launch = device.kernel("pack", &divide)?.grid(tiles, units, 1).block(32);
+            launch.arg(at).arg(units as u32).arg(largest).launch()
         };
         self.uploader.send(from, bytes, part, Some(Box::new(pack)))
     }
@@ -285,5 +320,15 @@ mod tests {
         let of = |quant| on_device(quant, WeightFormat::Stored);
         assert_eq!([of(Quant::Q4K), of(Quant::Iq3S), of(Quant::I32)], [Quant::Q4K, Quant::F16, Quant::F32]);
         assert_eq!(on_device(Quant::Q4K, WeightFormat::F32), Quant::F32);
+    }
+
+    #[test]
+    fn factors_are_powers_of_two_that_leave_room_above_and_below() {
+        for largest in [f32::from_bits(0x3300_0000), 0.7, 16383.9, 16384.0, 32767.0, 32768.0, 1e14] {
+            let factor = factor(largest);
+            assert_eq!(factor.to_bits() & 0x007f_ffff, 0, "{largest}: {factor}");
+            assert!((16384.0..32768.0).contains(&(largest / factor)), "{largest}: {factor}");
+        }
+        assert_eq!(factor(0.0), 1.0);
     }
 }

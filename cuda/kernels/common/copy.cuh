@@ -110,6 +110,22 @@ DEVICE void copy_16_async_once(Shared to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to.at), "l"(from), "l"(policy) : "memory");
 }
 
+// The same two if they are `wanted`. It is no branch: behind one that lanes may go through apart, the compiler takes nothing for
+// alike in all lanes of a warp.
+DEVICE void copy_16_async_if(bool wanted, Shared to, const void* from) {
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to.at), "l"(from),
+                 "r"(u32(wanted))
+                 : "memory");
+}
+DEVICE void copy_16_async_once_if(bool wanted, Shared to, const void* from) {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %3, 0;"
+                 " @p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;}" ::"r"(to.at),
+                 "l"(from), "l"(policy), "r"(u32(wanted))
+                 : "memory");
+}
+
 DEVICE void copy_16_async(Shared to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to.at), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }

@@ -6,6 +6,9 @@ static constexpr u32 ALL_LANES = 0xffffffffu;
 
 DEVICE u32 lane_id() { return threadIdx.x & 31; }
 DEVICE u32 warp_id() { return threadIdx.x >> 5; }
+// The same, of which the compiler knows that it is alike in all lanes: what depends on it then is worked out once for a warp.
+// All lanes of a warp come here.
+DEVICE u32 warp_id_of_all() { return __shfl_sync(ALL_LANES, warp_id(), 0); }
 
 // Every lane gets the sum. `WIDTH`: neighbouring lanes that belong together, a power of two.
 template <u32 WIDTH = 32> DEVICE float warp_sum(float x) {

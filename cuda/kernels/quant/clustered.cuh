@@ -33,23 +33,23 @@ template <class FORMAT, bool GATED, u32 COUNT, u32 EIGHTS> DEVICE void clustered
     Piece piece;
     job.piece<8 * EIGHTS>(piece, 0);
     const u32 segment = rank_in_cluster(), clusters = gridDim.x / SEGMENTS, cluster = blockIdx.x / SEGMENTS;
-    const u32 groups = blockDim.x / THREADS, group = threadIdx.x / THREADS;
+    const u32 groups = blockDim.x / THREADS, warp = warp_id_of_all(), group = warp / SEGMENTS;
     // The tiles of a warp: every `stride`th.
-    const u32 stride = groups * SEGMENTS * clusters, first = warp_id() * clusters + cluster, tiles = jobs.tiles();
+    const u32 stride = groups * SEGMENTS * clusters, first = warp * clusters + cluster, tiles = jobs.tiles();
     const u32 turns = ceil_div(tiles - cluster, stride) * MATRICES; // there is a tile at least
     Part* const parts = reinterpret_cast<Part*>(shared) + group * SEGMENTS;
-    Part& mine = reinterpret_cast<Part*>(shared)[groups * SEGMENTS + warp_id()];
+    Part& mine = reinterpret_cast<Part*>(shared)[groups * SEGMENTS + warp];
     u8* const x = shared + 2 * groups * SEGMENTS * sizeof(Part);
     u8* const rings = x + piece.count * (ceil_div(job.units, SEGMENTS) * 128 + BETWEEN_ROWS);
-    Units units(jobs, piece, segment, rings + warp_id() * (Of::COUNT * Of::BYTES), first, stride);
+    Units units(jobs, piece, segment, rings + warp * (Of::COUNT * Of::BYTES), first, stride);
 #pragma unroll 1
-    for (u32 slot = 0; slot < Of::BEFORE; ++slot) units.bring_weights(slot), copies_commit();
+    for (u32 slot = 0; slot < Of::BEFORE; ++slot) units.bring_weights(units.slot(slot)), copies_commit();
     if ((job.neighbours & BESIDE) == 0) wait_for_inputs();
     if ((job.neighbours & LATE) != 0) let_next_begin();
     copy_rows(job, piece, x, units.count * 128, units.begin * 128);
     copies_commit();
 #pragma unroll 1
-    for (u32 slot = Of::BEFORE; slot < Of::COUNT; ++slot) units.bring(slot);
+    for (u32 slot = Of::BEFORE; slot < Of::COUNT; ++slot) units.bring(units.slot(slot));
     // A group of this block ends the tile of one of its warps, a thread SHARES entries of a row.
     const u32 row = threadIdx.x % 16;
     const auto tile_ended = [&](u32 turn) {
@@ -126,7 +126,7 @@ template <class FORMAT, bool GATED, u32 COUNT, u32 EIGHTS> DEVICE void clustered
                 mine[8 * eight + entry][row] = sum[eight][0], mine[8 * eight + entry + 1][row] = sum[eight][1];
                 mine[8 * eight + entry][row + 8] = sum[eight][2], mine[8 * eight + entry + 1][row + 8] = sum[eight][3];
             }
-            const u32 to = warp_id() % SEGMENTS;
+            const u32 to = warp % SEGMENTS;
             if (to != segment) written_for_engines();
             __syncwarp();
             if (to != segment) {

@@ -64,16 +64,19 @@ template <class FORMAT, Rows ROWS, u32 EIGHTS> struct Ring {
     typedef typename FORMAT::Raw Raws[PER];
 
     u32 ring;         // where this lane's pieces of the first slot are
-    u32 slot;         // that is multiplied next
+    u32 next_slot;    // and those of the slot that is multiplied next
     u32 begin, count; // units of the segment
 
-    DEVICE Ring(u32 units, u32 segment, u8* at) : ring(shared_address(at) + 16 * lane_id()), slot(0) {
+    DEVICE Ring(u32 units, u32 segment, u8* at) : ring(shared_address(at) + 16 * lane_id()), next_slot(ring) {
         begin = segment_begin(units, segment), count = segment_begin(units, segment + 1) - begin;
     }
 
+    // Where this lane's pieces of a slot are.
+    DEVICE u32 slot(u32 number) const { return ring + number * Of::BYTES; }
+
     // Waits for the slot that is multiplied next, and loads its weights. Returns where it is.
     DEVICE u32 load(Raws& raw) const {
-        const u32 from = ring - 16 * lane_id() + slot * Of::BYTES;
+        const u32 from = next_slot - 16 * lane_id();
         copies_wait<Of::COUNT - 1>();
         __syncwarp();
 #pragma unroll
@@ -92,8 +95,8 @@ template <class FORMAT, Rows ROWS, u32 EIGHTS> struct Ring {
     // `bring`s what comes next into the slot that has been loaded, and goes on to the next.
     template <typename Bring> DEVICE void refill(Bring bring) {
         __syncwarp();
-        bring(slot);
-        slot = slot + 1 == Of::COUNT ? 0 : slot + 1;
+        bring(next_slot);
+        next_slot = next_slot == slot(Of::COUNT - 1) ? ring : next_slot + Of::BYTES;
     }
 };
 
@@ -162,15 +165,15 @@ struct Feed : Ring<FORMAT, ROWS, EIGHTS> {
     DEVICE static bool is_shared() { return SUPER > 0 && last_place() >= Of::UNITS; }
 
     // Begins to copy the units of a slot, as many as there are.
-    DEVICE void bring_weights(u32 slot) {
-        if (left == 0) return;
-        const u32 to = ring + slot * Of::BYTES;
+    DEVICE void bring_weights(u32 to) {
 #pragma unroll
         for (u32 at = 0; at < LAST; at += 512) {
-            if (at + 512 <= UNIT || left > 1 || at + 16 * lane_id() < UNIT) copy_16_async_once(Shared{to + at}, from + at);
+            const bool is_of_first = at + 512 <= UNIT || at + 16 * lane_id() < UNIT;
+            copy_16_async_once_if(left > (is_of_first ? 0 : 1), Shared{to + at}, from + at);
         }
         const u32 behind = is_shared() ? (unit + of_last) / 4 * SUPER : (unit - begin) * UNIT;
-        if (of_last < left) copy_16_async_once(Shared{to + LAST}, last + behind);
+        copy_16_async_once_if(of_last < left, Shared{to + LAST}, last + behind);
+        if (left == 0) return;
         from += Of::UNITS, unit += PER, left -= min(left, PER);
         if (left == 0) end_run();
     }
@@ -184,7 +187,7 @@ struct Feed : Ring<FORMAT, ROWS, EIGHTS> {
     // The same for activations: piece `p` of row `r` goes to `p ^ 4 * (r % 2)`, so that lanes read from different banks.
     DEVICE void bring_inputs(u32 slot) {
         if (turns == 0) return;
-        const u32 to = ring + slot * Of::BYTES + Of::INPUTS, odd = lane_id() / 8 % 2 * 64, piece = lane_id() % 8 * 16;
+        const u32 to = slot + Of::INPUTS, odd = lane_id() / 8 % 2 * 64, piece = lane_id() % 8 * 16;
 #pragma unroll
         for (u32 of = 0; of < PER; ++of) {
             if (next + of >= count) break;
@@ -208,13 +211,15 @@ struct Feed : Ring<FORMAT, ROWS, EIGHTS> {
     DEVICE void multiply(float (&sum)[EIGHTS][4], const u32 (&chunks)[EIGHTS][2], u32 from_unit, u32 to_unit) {
         // What there are registers for is loaded before the slot is filled again.
         constexpr bool AT_ONCE = Of::BY_UNIT || EIGHTS <= 2;
-        for (u32 i = from_unit; i < to_unit; i += PER) {
+        u32 inputs = from_unit * 128;
+#pragma unroll 1
+        for (u32 i = from_unit; i < to_unit; i += PER, inputs += PER * 128) {
             typename Base::Raws raw;
             OfUnit x[PER][EIGHTS];
             const u32 from = Base::load(raw);
+            // Of a unit behind the last: what lies there is read and not used.
             const auto load_inputs = [&](u32 of) {
-                const u32 unit = min(i + of, count - 1);
-                Base::load_inputs(x[of], chunks, Of::BY_UNIT ? from + Of::INPUTS + of * Of::OF_INPUTS : unit * 128);
+                Base::load_inputs(x[of], chunks, Of::BY_UNIT ? from + Of::INPUTS + of * Of::OF_INPUTS : inputs + of * 128);
             };
 #pragma unroll
             for (u32 of = 0; AT_ONCE && of < PER; ++of) load_inputs(of);
@@ -239,9 +244,10 @@ struct Feed<FORMAT, true, COUNT, ROWS, EIGHTS, true> : Ring<FORMAT, ROWS, EIGHTS
     static constexpr u32 UNIT = Base::UNIT, SUPER = Base::SUPER, PIECES = (Of::INPUTS + 511) / 512;
     static_assert(Base::PER == 2 && !Of::BY_UNIT);
 
-    const u8* from[PIECES]; // this lane's pieces of the first unit of the tile that is brought next
-    u64 between_tiles;
-    u32 tiles, done; // `done` units of that tile have been asked for
+    const u8* from[PIECES]; // this lane's pieces of the units that are brought next
+    // Bytes from one unit of a tile to the next, of pieces of units; of pieces of what units share, from those of four to the
+    // next; and from the last unit of a tile to the first one of the next tile.
+    u32 tiles, done, of_unit[PIECES], of_four[PIECES], of_tile[PIECES]; // `done` units of that tile have been asked for
 
     DEVICE Feed(const Jobs<COUNT>& jobs, const Piece& piece, u32 segment, u8* at, u32 first, u32 stride)
         : Base(jobs.of[0].units, segment, at) {
@@ -250,7 +256,6 @@ struct Feed<FORMAT, true, COUNT, ROWS, EIGHTS, true> : Ring<FORMAT, ROWS, EIGHTS
         tiles = first < all && count > 0 ? ceil_div(all - first, stride) : 0;
         const u64 tile_bytes = FORMAT::tile_bytes(units);
         const u64 tile = (u64(piece.matrix) * ceil_div(job.rows, 16u) + first) * tile_bytes;
-        between_tiles = stride * tile_bytes;
         done = 0;
 #pragma unroll
         for (u32 i = 0; i < PIECES; ++i) {
@@ -258,26 +263,32 @@ struct Feed<FORMAT, true, COUNT, ROWS, EIGHTS, true> : Ring<FORMAT, ROWS, EIGHTS
             const bool is_shared = place >= Of::UNITS;
             const bool is_up = is_shared ? place >= Of::UNITS + SUPER : place >= UNIT;
             const u32 within = is_shared ? place - Of::UNITS - (is_up ? SUPER : 0) : place - (is_up ? UNIT : 0);
-            from[i] = (is_up ? job.up : job.weight) + tile + (is_shared ? u64(units) * UNIT : u64(begin) * UNIT) + within;
+            const u32 begin_at = is_shared ? begin / 4 * SUPER : begin * UNIT;
+            const u32 end_at = is_shared ? (begin + count - 1) / 4 * SUPER : (begin + count - 1) * UNIT;
+            from[i] = (is_up ? job.up : job.weight) + tile + (is_shared ? u64(units) * UNIT : 0) + begin_at + within;
+            of_unit[i] = is_shared ? 0 : UNIT, of_four[i] = is_shared ? SUPER : 0;
+            of_tile[i] = stride * u32(tile_bytes) - (end_at - begin_at);
         }
     }
 
     // Begins to copy the units of a slot.
-    DEVICE void bring_weights(u32 slot) {
+    DEVICE void bring_weights(u32 to) {
+        // Without this branch the compiler asks for what comes next when all of what is there has been multiplied.
         if (tiles == 0) return;
-        const u32 to = ring + slot * Of::BYTES, behind = done * UNIT, behind_shared = (begin + done) / 4 * SUPER;
 #pragma unroll
         for (u32 i = 0; i < PIECES; ++i) {
-            const u32 place = 512 * i + 16 * lane_id();
-            const bool is_shared = 512 * i + 512 > Of::UNITS && place >= Of::UNITS;
-            if (512 * i + 512 <= Of::INPUTS || place < Of::INPUTS) {
-                copy_16_async_once(Shared{to + 512 * i}, from[i] + (is_shared ? behind_shared : behind));
-            }
+            const bool is_there = 512 * i + 512 <= Of::INPUTS || 512 * i + 16 * lane_id() < Of::INPUTS;
+            copy_16_async_once_if(is_there, Shared{to + 512 * i}, from[i]);
         }
-        if (++done < count) return;
-        done = 0, --tiles;
+        ++done;
+        const bool ends = done == count, is_fourth = (begin + done) % 4 == 0;
 #pragma unroll
-        for (u32 i = 0; i < PIECES; ++i) from[i] += between_tiles;
+        for (u32 i = 0; i < PIECES; ++i) {
+            const bool has_shared = 512 * i + 512 > Of::UNITS;
+            const u32 next = has_shared ? of_unit[i] + (is_fourth ? of_four[i] : 0) : UNIT;
+            from[i] += ends ? of_tile[has_shared ? i : 0] : next;
+        }
+        if (ends) done = 0, --tiles;
     }
 
     DEVICE void bring(u32 slot) { bring_weights(slot), copies_commit(); }

@@ -6,364 +6,67 @@
 // columns within a chunk, which is not that of the instruction's documentation, does not matter.
 //
 // Weights are packed when they are uploaded (pack.cu): tile after tile, in it unit after unit of 64 columns, in it the
-// codes by lane and the scales by row, and after the units the scales that 256 columns share. Nothing is lost: `value`
-// gives what the stored block says, to the bit.
+// codes by lane and the scales by row, and after the units the scales that 256 columns share. Scales are divided by a power of
+// two, the factor of the matrix, which puts the largest of what codes are multiplied with between 2^14 and 2^15. Nothing is
+// lost: `value` times that factor is what the stored block says, to the bit.
 #pragma once
-#include "common/copy.cuh"
-#include "common/mma.cuh"
-
-static constexpr u32 MAGIC = 0x64006400u; // two halves of 1024, whose last bits count ones
-
-DEVICE u32 neg_f16x2(u32 a) {
-    u32 d;
-    asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(a));
-    return d;
-}
-
-// The half of a word that belongs to row `g` (HALF 0) or `g + 8` (HALF 1), twice. Written so that it costs no instruction.
-template <u32 HALF> DEVICE u32 both_halves(u32 pair) {
-    u32 d;
-    if constexpr (HALF == 0) asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(pair));
-    if constexpr (HALF == 1) asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(pair));
-    return d;
-}
-
-// (x & MASK) | with, in one instruction.
-template <u32 MASK> DEVICE u32 masked_or(u32 x, u32 with) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "n"(MASK), "r"(with));
-    return d;
-}
-
-// Two halves of `1024 + z`.
-template <u32 Z> DEVICE u32 centre() { return MAGIC + Z * 0x10001u; }
-
-// Keeps the compiler from computing something again and again.
-DEVICE void keep(const u8*& at) { asm volatile("" : "+l"(at)); }
-DEVICE void keep(u32& x) { asm volatile("" : "+r"(x)); }
-
-// A place in a tile: what `value` is asked for.
-struct Place {
-    const u8* tile;
-    u32 units;
-    u32 row;    // 0..16
-    u32 column; // of the whole row
-
-    DEVICE u32 chunk() const { return column / 32 % 2; }
-    DEVICE u32 half() const { return row / 8; }
-    DEVICE u32 lane() const { return row % 8 * 4 + column % 32 / 8; }
-    DEVICE u32 word() const { return column % 8 / 2; }
-    DEVICE u32 high() const { return 16 * (column % 2); } // bits to the code in its word
-};
-
-// Words of a chunk by step, in the order of the instruction's operand.
-typedef u32 Words[2][4];
-
-// Where word `p` of a half is among them.
-DEVICE u32& word_of(Words& w, u32 half, u32 p) { return w[p / 2][p % 2 * 2 + half]; }
-
-// Codes. `unpack` gives what is left of a code when its zero is taken away, as halves, exactly.
-
-// 4 bits.
-template <u32 ZERO> struct Nibbles {
-    static constexpr u32 BYTES = 512;
-    static constexpr bool IS_BF16 = false;
-    struct Raw {
-        uint4 low;
-    };
-    template <class AT> DEVICE static void load(Raw& raw, AT unit) { raw.low = load_16_once(unit + 16 * lane()); }
-    DEVICE static u32 lane() { return threadIdx.x & 31; }
-    DEVICE static u32 word(const uint4& raw, u32 at) { return at < 2 ? (at ? raw.y : raw.x) : (at == 2 ? raw.z : raw.w); }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-        const u32 minus = 0xd400d400u + ZERO * 0x100010u; // -(64 + ZERO)
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            const u32 low = word(raw.low, 2 * chunk + half), high = low >> 8;
-            word_of(w, half, 0) = sub_f16x2(masked_or<0x000f000fu>(low, MAGIC), centre<ZERO>());
-            word_of(w, half, 1) = fma_f16x2(masked_or<0x00f000f0u>(low, MAGIC), 0x2c002c00u, minus);
-            word_of(w, half, 2) = sub_f16x2(masked_or<0x000f000fu>(high, MAGIC), centre<ZERO>());
-            word_of(w, half, 3) = fma_f16x2(masked_or<0x00f000f0u>(high, MAGIC), 0x2c002c00u, minus);
-        }
-    }
-    DEVICE static u32 code(const u8* unit, const Place& at) {
-        const u32* words = reinterpret_cast<const u32*>(unit + 16 * at.lane());
-        return words[2 * at.chunk() + at.half()] >> (4 * at.word() + at.high()) & 15;
-    }
-    DEVICE static float value(u32 code) { return float(i32(code) - i32(ZERO)); }
-};
-
-// 4 bits and a fifth one from words of their own.
-template <u32 ZERO> struct Fives {
-    static constexpr u32 BYTES = 512 + 128;
-    static constexpr bool IS_BF16 = false;
-    struct Raw {
-        uint4 low;
-        u32 high;
-    };
-    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
-        raw.low = load_16_once(unit + 16 * Nibbles<0>::lane());
-        raw.high = load_4(unit + 512 + 4 * Nibbles<0>::lane());
-    }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            const u32 low = Nibbles<0>::word(raw.low, 2 * chunk + half);
-#pragma unroll
-            for (u32 p = 0; p < 4; ++p) {
-                const u32 at = 8 * chunk + 4 * half + p;
-                const u32 fifth = masked_or<0x00100010u>(at < 4 ? raw.high << (4 - at) : raw.high >> (at - 4), MAGIC);
-                word_of(w, half, p) = sub_f16x2(masked_or<0x000f000fu>(low >> 4 * p, fifth), centre<ZERO>());
-            }
-        }
-    }
-    DEVICE static u32 code(const u8* unit, const Place& at) {
-        const u32 high = reinterpret_cast<const u32*>(unit + 512)[at.lane()];
-        const u32 bit = high >> (8 * at.chunk() + 4 * at.half() + at.word() + at.high()) & 1;
-        return Nibbles<0>::code(unit, at) | bit << 4;
-    }
-    DEVICE static float value(u32 code) { return float(i32(code) - i32(ZERO)); }
-};
-
-// 4 bits and two more.
-template <u32 ZERO> struct Sixes {
-    static constexpr u32 BYTES = 512 + 256;
-    static constexpr bool IS_BF16 = false;
-    struct Raw {
-        uint4 low;
-        uint2 high;
-    };
-    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
-        raw.low = load_16_once(unit + 16 * Nibbles<0>::lane());
-        raw.high = load_8(unit + 512 + 8 * Nibbles<0>::lane());
-    }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-        const u32 upper = chunk ? raw.high.y : raw.high.x;
-        const u32 minus = 0xd400d400u + ZERO * 0x100010u; // -(64 + ZERO)
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 pair = 0; pair < 2; ++pair) {
-                const u32 low = Nibbles<0>::word(raw.low, 2 * chunk + half) >> 8 * pair, at = upper_at(half, 2 * pair);
-                const u32 high = at < 4 ? upper << (4 - at) : upper >> (at - 4);
-                const u32 even = masked_or<0x000f000fu>(low, masked_or<0x00300030u>(high, MAGIC));
-                const u32 odd = masked_or<0x00f000f0u>(low, masked_or<0x03000300u>(high, MAGIC));
-                word_of(w, half, 2 * pair) = sub_f16x2(even, centre<ZERO>());
-                word_of(w, half, 2 * pair + 1) = fma_f16x2(odd, 0x2c002c00u, minus);
-            }
-        }
-    }
-    // Where the upper bits of word `p` are: those of two words that are unpacked with one shift are 4 apart, as their lower bits
-    // are.
-    DEVICE static u32 upper_at(u32 half, u32 p) { return 8 * half + 2 * (p / 2) + 4 * (p % 2); }
-    DEVICE static u32 code(const u8* unit, const Place& at) {
-        const u32 high = reinterpret_cast<const u32*>(unit + 512 + 8 * at.lane())[at.chunk()];
-        return Nibbles<0>::code(unit, at) | (high >> (upper_at(at.half(), at.word()) + at.high()) & 3) << 4;
-    }
-    DEVICE static float value(u32 code) { return float(i32(code) - i32(ZERO)); }
-};
-
-// 2 bits.
-struct Twos {
-    static constexpr u32 BYTES = 256;
-    static constexpr bool IS_BF16 = false;
-    struct Raw {
-        uint2 low;
-    };
-    template <class AT> DEVICE static void load(Raw& raw, AT unit) { raw.low = load_8(unit + 8 * Nibbles<0>::lane()); }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-        const u32 word = chunk ? raw.low.y : raw.low.x;
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 p = 0; p < 4; ++p) {
-                word_of(w, half, p) = sub_f16x2(masked_or<0x00030003u>(word >> (8 * half + 2 * p), MAGIC), MAGIC);
-            }
-        }
-    }
-    DEVICE static u32 code(const u8* unit, const Place& at) {
-        const u32 word = reinterpret_cast<const u32*>(unit + 8 * at.lane())[at.chunk()];
-        return word >> (8 * at.half() + 2 * at.word() + at.high()) & 3;
-    }
-    DEVICE static float value(u32 code) { return float(code); }
-};
-
-// 2 bits and a third one.
-template <u32 ZERO> struct Threes {
-    static constexpr u32 BYTES = 256 + 128;
-    static constexpr bool IS_BF16 = false;
-    struct Raw {
-        uint2 low;
-        u32 high;
-    };
-    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
-        raw.low = load_8(unit + 8 * Nibbles<0>::lane());
-        raw.high = load_4(unit + 256 + 4 * Nibbles<0>::lane());
-    }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-        const u32 word = chunk ? raw.low.y : raw.low.x;
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 p = 0; p < 4; ++p) {
-                const u32 at = 8 * chunk + 4 * half + p;
-                const u32 third = masked_or<0x00040004u>(at < 2 ? raw.high << (2 - at) : raw.high >> (at - 2), MAGIC);
-                word_of(w, half, p) = sub_f16x2(masked_or<0x00030003u>(word >> (8 * half + 2 * p), third), centre<ZERO>());
-            }
-        }
-    }
-    DEVICE static u32 code(const u8* unit, const Place& at) {
-        const u32 high = reinterpret_cast<const u32*>(unit + 256)[at.lane()];
-        const u32 bit = high >> (8 * at.chunk() + 4 * at.half() + at.word() + at.high()) & 1;
-        return Twos::code(unit, at) | bit << 2;
-    }
-    DEVICE static float value(u32 code) { return float(i32(code) - i32(ZERO)); }
-};
-
-// 8 bits, signed; kept with 128 added.
-struct Bytes {
-    static constexpr u32 BYTES = 1024;
-    static constexpr bool IS_BF16 = false;
-    struct Raw {
-        uint4 chunks[2];
-    };
-    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
-        raw.chunks[0] = load_16_once(unit + 16 * Nibbles<0>::lane());
-        raw.chunks[1] = load_16_once(unit + 512 + 16 * Nibbles<0>::lane());
-    }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 p = 0; p < 4; ++p) {
-                const u32 word = Nibbles<0>::word(raw.chunks[chunk], 2 * half + p / 2);
-                word_of(w, half, p) = sub_f16x2(__byte_perm(word, MAGIC, p % 2 ? 0x5352 : 0x5150), centre<128>());
-            }
-        }
-    }
-    DEVICE static u32 code(const u8* unit, const Place& at) {
-        return unit[512 * at.chunk() + 16 * at.lane() + 8 * at.half() + at.column % 8];
-    }
-    DEVICE static float value(u32 code) { return float(i32(code) - 128); }
-};
-
-// 4 bits that stand for the levels of IQ4_NL (gguf/src/quant/iq4_nl.rs), kept with 128 added.
-struct Levels {
-    static constexpr u32 BYTES = 512;
-    static constexpr bool IS_BF16 = false;
-    typedef Nibbles<0>::Raw Raw;
-    static constexpr u32 TABLE[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};
-    template <class AT> DEVICE static void load(Raw& raw, AT unit) { Nibbles<0>::load(raw, unit); }
-    // The levels of four codes, one in each byte.
-    DEVICE static u32 four(u32 codes) {
-        const u32 small = codes & 0x7777u;
-        const u32 first = __byte_perm(TABLE[0], TABLE[1], small), second = __byte_perm(TABLE[2], TABLE[3], small);
-        return __byte_perm(first, second, 0x3210u | (codes >> 1 & 0x4444u));
-    }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            const u32 word = Nibbles<0>::word(raw.low, 2 * chunk + half);
-            const u32 even = four(word), odd = four(word >> 16); // columns 0, 2, 4, 6 and 1, 3, 5, 7
-#pragma unroll
-            for (u32 p = 0; p < 4; ++p) {
-                const u32 pair = __byte_perm(even, odd, p | (p + 4) << 8);
-                word_of(w, half, p) = sub_f16x2(masked_or<0x00ff00ffu>(pair, MAGIC), centre<128>());
-            }
-        }
-    }
-    DEVICE static u32 code(const u8* unit, const Place& at) { return Nibbles<0>::code(unit, at); }
-    DEVICE static float value(u32 code) {
-        const u32 word = code < 8 ? (code < 4 ? TABLE[0] : TABLE[1]) : (code < 12 ? TABLE[2] : TABLE[3]);
-        return float(i32(word >> 8 * (code % 4) & 255) - 128);
-    }
-};
-
-// 4-bit floats: a sign, two bits of exponent, one of mantissa.
-struct Floats {
-    static constexpr u32 BYTES = 512;
-    static constexpr bool IS_BF16 = false;
-    typedef Nibbles<0>::Raw Raw;
-    template <class AT> DEVICE static void load(Raw& raw, AT unit) { Nibbles<0>::load(raw, unit); }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            const u32 word = Nibbles<0>::word(raw.low, 2 * chunk + half);
-#pragma unroll
-            for (u32 p = 0; p < 4; ++p) {
-                const u32 codes = word >> 4 * p & 0x000f000fu;
-                // As the top bits of a half they stand for 2^-14 of their value.
-                const u32 halves = (codes & 0x00070007u) << 9 | (codes & 0x00080008u) << 12;
-                word_of(w, half, p) = mul_f16x2(halves, 0x74007400u);
-            }
-        }
-    }
-    DEVICE static u32 code(const u8* unit, const Place& at) { return Nibbles<0>::code(unit, at); }
-    // Twice the value, as gguf/src/quant/mxfp4.rs has it.
-    DEVICE static float value(u32 code) {
-        const u32 size = code & 7;
-        const float level = size < 4 ? float(size) : size < 6 ? float(2 * size - 4) : float(4 * size - 16);
-        return code & 8 ? -level : level;
-    }
-};
-
-// 16 bits: the values themselves, as the instruction wants them.
-template <bool BF16> struct Sixteens {
-    static constexpr u32 BYTES = 2048;
-    static constexpr bool IS_BF16 = BF16;
-    struct Raw {
-        uint4 words[2][2]; // by chunk and step
-    };
-    // Where the words of this lane are.
-    template <class AT> DEVICE static AT at(AT unit, u32 chunk, u32 step) {
-        return unit + ((chunk * 2 + step) * 512 + 16 * Nibbles<0>::lane());
-    }
-    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) raw.words[i / 2][i % 2] = load_16_once(at(unit, i / 2, i % 2));
-    }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-#pragma unroll
-        for (u32 step = 0; step < 2; ++step) {
-            const uint4 words = raw.words[chunk][step];
-            w[step][0] = words.x, w[step][1] = words.y, w[step][2] = words.z, w[step][3] = words.w;
-        }
-    }
-    DEVICE static u32 code(const u8* unit, const Place& at) {
-        const u8* words = unit + (at.chunk() * 2 + at.word() / 2) * 512 + 16 * at.lane();
-        return reinterpret_cast<const u32*>(words)[at.word() % 2 * 2 + at.half()] >> at.high() & 0xffff;
-    }
-    DEVICE static float value(u32 code) { return BF16 ? to_float(bf16{u16(code)}) : to_float(f16{u16(code)}); }
-};
+#include "quant/codes.cuh"
 
 // Scales. `get` gives those of a chunk: what codes are multiplied by, and what is added then (for formats that add
-// something).
+// something). Halves, if there are any (HAS_HALVES), are kept as `kept_as` says: what codes are multiplied by for codes that
+// are HIGH bits up, 2^SCALE_UP times, what is added 2^PLUS_UP times. `each_half` goes through those that row `row` of a unit
+// has, or brings if it is the first of four: `use(half, adds)`. A half is multiplied by up to MOST.
 
 // Words with the value of row `g` low and of row `g + 8` high.
 struct Factors {
     u32 scale, plus;
 };
 
+// What most scales have.
+struct Ups {
+    static constexpr u32 SCALE_UP = 0, PLUS_UP = 10;
+};
+
+// The exponent of a power of two.
+DEVICE constexpr i32 bits_of(u32 power) { return power > 1 ? 1 + bits_of(power / 2) : 0; }
+
 DEVICE u32 group_of_lane() { return (threadIdx.x & 31) / 4; }
 DEVICE u32 pair_of_lane() { return threadIdx.x & 3; }
 
 DEVICE float half_at(const u8* at) { return to_float(*reinterpret_cast<const f16*>(at)); }
+// Half `at` without the 2^UP.
+template <u32 UP> DEVICE float half_less(const u8* at) { return half_at(at) * (1.0f / (1 << UP)); }
+// Bytes, for each row a low one, as halves of so many 2^-10 less one: to be in the place of halves 2^10 times as large.
+static constexpr u32 ONES = 0x3c003c00u;
+
+// Halves that 256 columns share, of TWO kinds or one.
+template <bool TWO> struct Supers {
+    static constexpr bool HAS_HALVES = true;
+    template <typename Use> DEVICE static void each_half(u8*, u8* super, u32 row, Use use) {
+        if (super == nullptr) return;
+        for (u32 at = 0; at < (TWO ? 2 : 1); ++at) use(super + (TWO ? 8 : 4) * (row % 8) + 4 * at + 2 * (row / 8), at == 1);
+    }
+};
 
 // None.
-struct NoScales {
+struct NoScales : Ups {
     static constexpr u32 BYTES = 0, SUPER = 0;
-    static constexpr bool ADDS = false;
+    static constexpr bool ADDS = false, HAS_HALVES = false;
     struct Raw {};
     template <class AT> DEVICE static void load(Raw&, AT, AT) {}
     DEVICE static float value(const u8*, const u8*, const Place&, float code) { return code; }
 };
 
 // A half for every 32 columns.
-struct Halves {
-    static constexpr u32 BYTES = 64, SUPER = 0;
-    static constexpr bool ADDS = false;
+struct Halves : Ups {
+    static constexpr u32 BYTES = 64, SUPER = 0, MOST = 1;
+    static constexpr bool ADDS = false, HAS_HALVES = true;
     struct Raw {
         uint2 scales;
     };
+    template <typename Use> DEVICE static void each_half(u8* unit, u8*, u32 row, Use use) {
+        for (u32 chunk = 0; chunk < 2; ++chunk) use(unit + 8 * (row % 8) + 4 * chunk + 2 * (row / 8), false);
+    }
     template <class AT> DEVICE static void load(Raw& raw, AT unit, AT) { raw.scales = load_8(unit + 8 * group_of_lane()); }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) { by.scale = chunk ? raw.scales.y : raw.scales.x; }
     DEVICE static float value(const u8* unit, const u8*, const Place& at, float code) {
@@ -372,26 +75,30 @@ struct Halves {
 };
 
 // A half for every 32 columns, and one that is added.
-struct HalvesPlus {
-    static constexpr u32 BYTES = 128, SUPER = 0;
-    static constexpr bool ADDS = true;
+struct HalvesPlus : Ups {
+    static constexpr u32 BYTES = 128, SUPER = 0, MOST = 1;
+    static constexpr bool ADDS = true, HAS_HALVES = true;
     struct Raw {
         uint4 both;
     };
+    template <typename Use> DEVICE static void each_half(u8* unit, u8*, u32 row, Use use) {
+        for (u32 at = 0; at < 4; ++at) use(unit + 16 * (row % 8) + 4 * at + 2 * (row / 8), at % 2 == 1);
+    }
     template <class AT> DEVICE static void load(Raw& raw, AT unit, AT) { raw.both = load_16(unit + 16 * group_of_lane()); }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         by.scale = chunk ? raw.both.z : raw.both.x;
-        by.plus = chunk ? raw.both.w : raw.both.y;
+        by.plus = mul_f16x2(chunk ? raw.both.w : raw.both.y, power_f16x2<-i32(PLUS_UP)>());
     }
     DEVICE static float value(const u8* unit, const u8*, const Place& at, float code) {
         const u8* from = unit + 16 * (at.row % 8) + 8 * at.chunk() + 2 * at.half();
-        return __fadd_rn(__fmul_rn(half_at(from), code), half_at(from + 4));
+        return __fadd_rn(__fmul_rn(half_at(from), code), half_less<PLUS_UP>(from + 4));
     }
 };
 
-// 6 bits for every 32 columns and as many for what is subtracted, times halves for 256 columns.
-struct Sub32Minus {
-    static constexpr u32 BYTES = 64, SUPER = 64;
+// 6 bits for every 32 columns and as many for what is subtracted, times halves for 256 columns: those of a row are bits of one
+// half, from bit 4 and from bit 10 on, and got at as codes are.
+struct Sub32Minus : Supers<true> {
+    static constexpr u32 BYTES = 64, SUPER = 64, MOST = 63, SCALE_UP = 5, PLUS_UP = 20, AT = 4, MASK = 0x003f003fu << AT;
     static constexpr bool ADDS = true;
     struct Raw {
         uint2 small, super;
@@ -402,20 +109,20 @@ struct Sub32Minus {
     }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         const u32 small = chunk ? raw.small.y : raw.small.x;
-        by.scale = mul_f16x2(sub_f16x2(__byte_perm(small, MAGIC, 0x5150), MAGIC), raw.super.x);
-        by.plus = neg_f16x2(mul_f16x2(sub_f16x2(__byte_perm(small, MAGIC, 0x5352), MAGIC), raw.super.y));
+        by.scale = mul_f16x2(mul_f16x2(small & MASK, power_f16x2<24 - i32(AT + SCALE_UP)>()), raw.super.x);
+        by.plus = neg_f16x2(mul_f16x2(small >> 6 & MASK, raw.super.y));
     }
     DEVICE static float value(const u8* unit, const u8* super, const Place& at, float code) {
-        const u8* small = unit + 8 * (at.row % 8) + 4 * at.chunk() + at.half();
+        const u32 small = *reinterpret_cast<const u16*>(unit + 8 * (at.row % 8) + 4 * at.chunk() + 2 * at.half()) >> AT;
         const u8* by = super + 8 * (at.row % 8) + 2 * at.half();
-        const float scale = half_at(by) * float(small[0]), min = half_at(by + 4) * float(small[2]);
+        const float scale = half_less<SCALE_UP>(by) * float(small & 63), min = half_less<PLUS_UP>(by + 4) * float(small >> 6);
         return __fsub_rn(__fmul_rn(scale, code), min);
     }
 };
 
 // A byte for every 16 columns, from which `ZERO` is taken, times a half for 256 columns.
-template <u32 ZERO> struct Sub16 {
-    static constexpr u32 BYTES = 64, SUPER = 32;
+template <u32 ZERO> struct Sub16 : Supers<false>, Ups {
+    static constexpr u32 BYTES = 64, SUPER = 32, MOST = ZERO;
     static constexpr bool ADDS = false;
     struct Raw {
         uint2 small;
@@ -437,8 +144,8 @@ template <u32 ZERO> struct Sub16 {
 };
 
 // 4 bits for every 16 columns and 4 for what is subtracted, times halves for 256 columns.
-struct Sub16Minus {
-    static constexpr u32 BYTES = 64, SUPER = 64;
+struct Sub16Minus : Supers<true>, Ups {
+    static constexpr u32 BYTES = 64, SUPER = 64, MOST = 15;
     static constexpr bool ADDS = true;
     typedef Sub32Minus::Raw Raw;
     template <class AT> DEVICE static void load(Raw& raw, AT unit, AT super) { Sub32Minus::load(raw, unit, super); }
@@ -446,19 +153,19 @@ struct Sub16Minus {
         const u32 small = chunk ? raw.small.y : raw.small.x;
         const u32 both = __byte_perm(small, 0, pair_of_lane() < 2 ? 0x4140 : 0x4342);
         by.scale = mul_f16x2(sub_f16x2((both & 0x000f000fu) | MAGIC, MAGIC), raw.super.x);
-        by.plus = neg_f16x2(mul_f16x2(sub_f16x2((both >> 4 & 0x000f000fu) | MAGIC, MAGIC), raw.super.y));
+        by.plus = neg_f16x2(mul_f16x2(sub_f16x2((both >> 4 & 0x000f000fu) | ONES, ONES), raw.super.y));
     }
     DEVICE static float value(const u8* unit, const u8* super, const Place& at, float code) {
         const u8 small = unit[8 * (at.row % 8) + 4 * at.chunk() + 2 * (at.column / 16 % 2) + at.half()];
         const u8* by = super + 8 * (at.row % 8) + 2 * at.half();
-        const float scale = half_at(by) * float(small & 15), min = half_at(by + 4) * float(small >> 4);
+        const float scale = half_at(by) * float(small & 15), min = half_less<PLUS_UP>(by + 4) * float(small >> 4);
         return __fsub_rn(__fmul_rn(scale, code), min);
     }
 };
 
 // A byte for every 32 columns, from which `ZERO` is taken, times a half for 256 columns.
-template <u32 ZERO> struct Sub32 {
-    static constexpr u32 BYTES = 32, SUPER = 32;
+template <u32 ZERO> struct Sub32 : Supers<false>, Ups {
+    static constexpr u32 BYTES = 32, SUPER = 32, MOST = ZERO;
     static constexpr bool ADDS = false;
     struct Raw {
         u32 small, super;
@@ -478,9 +185,9 @@ template <u32 ZERO> struct Sub32 {
 };
 
 // A power of two for every 32 columns, as its exponent and 127.
-struct Powers {
+struct Powers : Ups {
     static constexpr u32 BYTES = 32, SUPER = 0;
-    static constexpr bool ADDS = false;
+    static constexpr bool ADDS = false, HAS_HALVES = false;
     struct Raw {
         u32 exponents;
     };
@@ -543,13 +250,14 @@ template <class CODES, class SCALES> struct Packed {
         SCALES::load(raw.scales, unit + CODES::BYTES, super);
     }
 
-    template <u32 HALF> DEVICE static void scale(Words& w, const Factors& by) {
+    // The weights of a half from its codes.
+    template <u32 HALF> DEVICE static void scale(Words& w, u32 even, u32 odd, u32 plus) {
 #pragma unroll
         for (u32 p = 0; p < 4; ++p) {
             u32& word = word_of(w, HALF, p);
-            const u32 scale = both_halves<HALF>(by.scale);
-            if constexpr (SCALES::ADDS) word = fma_f16x2(word, scale, both_halves<HALF>(by.plus));
-            if constexpr (!SCALES::ADDS) word = mul_f16x2(word, scale);
+            const u32 scale = both_halves<HALF>(p % 2 ? odd : even);
+            if constexpr (SCALES::ADDS || CODES::ZERO > 0) word = fma_f16x2(word, scale, both_halves<HALF>(plus));
+            if constexpr (!SCALES::ADDS && CODES::ZERO == 0) word = mul_f16x2(word, scale);
         }
     }
 
@@ -558,18 +266,32 @@ template <class CODES, class SCALES> struct Packed {
         if constexpr (SCALES::BYTES > 0) {
             Factors by;
             SCALES::get(raw.scales, chunk, by);
-            scale<0>(w, by);
-            scale<1>(w, by);
+            if constexpr (CODES::ZERO > 0) {
+                static_assert(!SCALES::ADDS && (CODES::ZERO & (CODES::ZERO - 1)) == 0);
+                by.plus = mul_f16x2(by.scale, minus_power_f16x2<bits_of(CODES::ZERO) + i32(CODES::HIGH) - 24>());
+            }
+            u32 even = by.scale;
+            if constexpr (CODES::LOW < CODES::HIGH) even = mul_f16x2(even, power_f16x2<i32(CODES::HIGH - CODES::LOW)>());
+            scale<0>(w, even, by.scale, by.plus);
+            scale<1>(w, even, by.scale, by.plus);
         }
     }
 
-    // One value as f32, as the stored block gives it.
+    // By what power of two a half is multiplied to be kept, if the factor of the matrix is 1.
+    DEVICE static constexpr i32 kept_as(bool adds) { return adds ? SCALES::PLUS_UP : 24 - CODES::HIGH + SCALES::SCALE_UP; }
+    // What a half stands for at most, as unpacking multiplies by it.
+    DEVICE static float most_of(float half, bool adds) {
+        return fabsf(half) * (adds ? float(1 << SCALES::PLUS_UP) : float(SCALES::MOST) * float(1 << (24 - CODES::LOW)));
+    }
+
+    // One value as f32: times the factor of the matrix as the stored block gives it.
     DEVICE static float value(const u8* base, u32 units, u32 row, u32 column) {
         const u8* tile = base + u64(row / 16) * tile_bytes(units);
         const Place at{tile, units, row % 16, column};
         const u8* unit = tile + u64(column / 64) * UNIT;
         const u8* super = tile + u64(units) * UNIT + column / 256 * SCALES::SUPER;
-        return SCALES::value(unit + CODES::BYTES, super, at, CODES::value(CODES::code(unit, at)));
+        const float code = CODES::value(CODES::code(unit, at)) * (1.0f / (1 << (24 - CODES::HIGH)));
+        return SCALES::value(unit + CODES::BYTES, super, at, code);
     }
 };
 

@@ -52,6 +52,7 @@ struct Job {
     const float* norm;
     float* normed; // where it goes, or null
     float norm_eps;
+    float weight_factor, up_factor; // of the matrices: what their packed values have been divided by (quant/formats.cuh)
     u32 padding;
     u32* left; // by block of quant/wide.cuh, or by warp for each that waits: whether it has left sums
 
@@ -100,7 +101,8 @@ struct Job {
         float factor, bias, weight, before;
     };
     DEVICE Ending ending(u32 entry, u32 row, float factor) const {
-        return {factor, bias == nullptr ? 0.0f : bias[row], weight_of(entry), accumulate ? *out_at(entry, row) : 0.0f};
+        return {__fmul_rn(factor, weight_factor), bias == nullptr ? 0.0f : bias[row], weight_of(entry),
+                accumulate ? *out_at(entry, row) : 0.0f};
     }
     DEVICE Ending ending(u32 entry, u32 row) const { return ending(entry, row, factor_of(entry)); }
 
@@ -116,7 +118,8 @@ struct Job {
 
     // The same for a gate and what it gates.
     DEVICE void finish_gated(u32 entry, u32 row, float gate, float sum, float by) const {
-        *out_at(entry, row) = activate(activation, __fmul_rn(gate, by)) * __fmul_rn(sum, by);
+        gate = __fmul_rn(gate, __fmul_rn(by, weight_factor)), sum = __fmul_rn(sum, __fmul_rn(by, up_factor));
+        *out_at(entry, row) = activate(activation, gate) * sum;
     }
     DEVICE void finish_gated(u32 entry, u32 row, float gate, float sum) const {
         finish_gated(entry, row, gate, sum, factor_of(entry));

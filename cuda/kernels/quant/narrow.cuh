@@ -44,7 +44,7 @@ template <class FORMAT, u32 COUNT> struct Stream {
         const u32 all = jobs.tiles();
         tiles = tile < all && begin < end ? ceil_div(all - tile, stride) : 0;
         if (tiles > 0) begin_tile();
-        keep(this->begin), keep(this->end), keep(ring);
+        keep(ring);
     }
 
     // Where this lane's piece `i` of a slot is, and whether it is of a unit.
@@ -76,7 +76,7 @@ template <class FORMAT, u32 COUNT> struct Stream {
 #pragma unroll
         for (u32 i = 0; i < PIECES; ++i) {
             const u8* const at = i + 1 == PIECES ? last : from + 512 * i;
-            if (is_left && is_wanted(i)) copy_16_async(Shared{ring + slot + 512 * i}, at);
+            copy_16_async_if(is_left && is_wanted(i), Shared{ring + slot + 512 * i}, at);
         }
         copies_commit();
         slot = slot + BYTES == SLOTS * BYTES ? 0 : slot + BYTES;
@@ -132,16 +132,16 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
     DEVICE Narrow(const Jobs<COUNT>& jobs, Barriers& barriers, u8* shared)
         : jobs(jobs), job(jobs.of[0]), barriers(barriers), x(shared) {
         const u32 groups = blockDim.x / 128, clusters = gridDim.x / SEGMENTS, cluster = blockIdx.x / SEGMENTS;
-        group = threadIdx.x / 128, thread = threadIdx.x % 128;
-        tile_of_group = warp_id() % TILES, is_up = GATED && warp_id() % 4 >= TILES;
+        const u32 warp = warp_id_of_all();
+        group = warp / 4, thread = threadIdx.x % 128;
+        tile_of_group = warp % TILES, is_up = GATED && warp % 4 >= TILES;
         rank = rank_in_cluster(), begin = segment_begin(job.units, rank), end = segment_begin(job.units, rank + 1);
         first = (group * clusters + cluster) * TILES + tile_of_group, stride = groups * clusters * TILES;
         first_entry = blockIdx.y * NARROW, count = min(NARROW, job.entries - first_entry), unit_bytes = ceil_div(count, 8u) * 1024, unit_step = unit_bytes / 16;
-        keep(unit_step);
         // All blocks have the same places.
         u8* const rings = x + ceil_div(job.units, SEGMENTS) * unit_bytes;
         constexpr u32 RING = Units::SLOTS * Units::BYTES;
-        ring = rings + warp_id() * RING;
+        ring = rings + warp * RING;
         passed = reinterpret_cast<float*>(rings + 4 * groups * RING) + group * (2 * OF_TURN);
     }
 

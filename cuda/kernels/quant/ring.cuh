@@ -76,20 +76,20 @@ DEVICE void ring(const Jobs<COUNT>& jobs, u32 block = blockIdx.x, u32 blocks = g
     if (!job.is_regular()) wait_for_inputs();
     Piece piece;
     job.piece<IS_ONE ? 1 : 8 * EIGHTS>(piece);
-    const u32 group = warp_id() / SEGMENTS, segment = warp_id() % SEGMENTS;
+    const u32 warp = warp_id_of_all(), group = warp / SEGMENTS, segment = warp % SEGMENTS;
     const u32 first = group * blocks + block, stride = blockDim.x / THREADS * blocks;
     const u32 row_bytes = job.units * 128, of_rows = IS_ONE ? row_bytes : Of::BY_UNIT ? 0 : piece.count * (row_bytes + BETWEEN_ROWS);
     u8* ring = shared + of_rows + warp_id() * (Of::COUNT * Of::BYTES);
     Units units(jobs, piece, segment, ring, first, stride);
     const RowNorm norm(IS_ONE ? job.norm : nullptr, job.norm_threads, job.columns, job.norm_eps);
 #pragma unroll 1
-    for (u32 slot = 0; slot < Of::BEFORE; ++slot) units.bring_weights(slot), copies_commit();
+    for (u32 slot = 0; slot < Of::BEFORE; ++slot) units.bring_weights(units.slot(slot)), copies_commit();
     if ((job.neighbours & BESIDE) == 0) wait_for_inputs();
     if ((job.neighbours & LATE) != 0) let_next_begin();
     // The rest of the ring comes behind a row that has been asked for, while that is on its way.
     const auto bring_rest = [&] {
 #pragma unroll 1
-        for (u32 slot = Of::BEFORE; slot < Of::COUNT; ++slot) units.bring(slot);
+        for (u32 slot = Of::BEFORE; slot < Of::COUNT; ++slot) units.bring(units.slot(slot));
     };
     float factor = 1.0f;
     if constexpr (IS_ONE) {
@@ -103,7 +103,7 @@ DEVICE void ring(const Jobs<COUNT>& jobs, u32 block = blockIdx.x, u32 blocks = g
     } else if constexpr (Of::BY_UNIT) {
         units.of_rows(job, piece);
 #pragma unroll 1
-        for (u32 slot = 0; slot < Of::BEFORE; ++slot) units.bring_inputs(slot), copies_commit();
+        for (u32 slot = 0; slot < Of::BEFORE; ++slot) units.bring_inputs(units.slot(slot)), copies_commit();
     } else {
         copy_rows(job, piece, shared, row_bytes);
         copies_commit();

@@ -113,8 +113,7 @@ struct SixBitPairs : TwoSupers<0, 2> {
         const u32 i = group % 4;
         const u32 scale = group < 4 ? packed[i] & 63 : (packed[i + 8] & 15) | packed[i] >> 6 << 4;
         const u32 min = group < 4 ? packed[i + 4] & 63 : packed[i + 8] >> 4 | packed[i + 4] >> 6 << 4;
-        u8* at = to + 8 * (row % 8) + 4 * chunk + row / 8;
-        at[0] = u8(scale), at[2] = u8(min);
+        *reinterpret_cast<u16*>(to + 8 * (row % 8) + 4 * chunk + 2 * (row / 8)) = u16((scale | min << 6) << Sub32Minus::AT);
     }
 };
 

@@ -34,11 +34,11 @@ DEVICE void Wide<FORMAT, WIDTH, GATED, PARTS, BLOCKS>::end_usual(float (&x)[4 * 
 #pragma unroll
     for (u32 i = 0; i < COUNT; ++i) factor[i] = entry[8 * i].factor;
 #pragma unroll
-    for (u32 i = 0; i < 4 * COUNT; ++i) x[i] = __fmul_rn(x[i], factor[i / 4]);
+    for (u32 i = 0; i < 4 * COUNT; ++i) x[i] = __fmul_rn(x[i], __fmul_rn(factor[i / 4], job.weight_factor));
     if constexpr (GATED) {
         silu_all(x);
 #pragma unroll
-        for (u32 i = 0; i < 4 * COUNT; ++i) x[i] *= __fmul_rn(with[i], factor[i / 4]);
+        for (u32 i = 0; i < 4 * COUNT; ++i) x[i] *= __fmul_rn(with[i], __fmul_rn(factor[i / 4], job.up_factor));
     } else {
         if (job.activation == RELU_SQUARED) {
 #pragma unroll

@@ -80,6 +80,8 @@ pub(crate) struct Job {
     pub(super) norm: u64,
     pub(super) normed: u64,
     pub(super) norm_eps: f32,
+    weight_factor: f32,
+    up_factor: f32,
     padding: u32,
     left: u64,
 }
@@ -289,6 +291,8 @@ impl Machine {
         let job = Job {
             weight: matrix.at().0,
             up: of.up.map_or(0, |up| self.matrix(up).at().0),
+            weight_factor: matrix.factor,
+            up_factor: of.up.map_or(1.0, |up| self.matrix(up).factor),
             x: x.0,
             factor: factor.0,
             pieces: at(parts.pieces),

@@ -18,6 +18,7 @@ impl Machine {
             .arg(table.units() as u32)
             .arg(self.act(op.out))
             .arg(columns as u32)
+            .arg(table.factor)
             .arg(op.scale)
             .early()
             .launch()
