@@ -18,6 +18,11 @@ pub(super) const MOST: usize = 32;
 /// Rows of a matrix that are so few that more entries go through many clusters, and the most of them.
 const FEW_ROWS: usize = 64;
 const MOST_OF_FEW_ROWS: usize = 512;
+/// The same of matrices as of keys and values, with so many units of a row at most, in formats of up to 6 bits: an H200, 1024x4096
+/// and 1024x2560 in Q4_K and Q6_K.
+const SOME_ROWS: usize = 1024;
+const SOME_UNITS: usize = 64;
+const MOST_OF_SOME_ROWS: usize = 64;
 /// Warpgroups of a block at least, and at most (`NARROW_GROUPS` there).
 const GROUPS: [usize; 2] = [2, 5];
 /// Threads of one.
@@ -47,9 +52,16 @@ fn least(quant: Quant) -> usize {
     if quant == Quant::Q8_0 { 9 } else { ring::MOST + 1 }
 }
 
-/// Most entries of a matrix of so many rows: products of larger ones are faster elsewhere.
-fn most(rows: usize) -> usize {
-    if rows <= FEW_ROWS { MOST_OF_FEW_ROWS } else { MOST }
+/// Most entries of a matrix of so many rows, and units of each: products of larger ones are faster elsewhere.
+fn most(quant: Quant, [rows, units]: [usize; 2]) -> usize {
+    let is_small = packed(quant).is_some_and(|[unit, _]| unit < 1024);
+    if rows <= FEW_ROWS {
+        MOST_OF_FEW_ROWS
+    } else if rows <= SOME_ROWS && units <= SOME_UNITS && is_small {
+        MOST_OF_SOME_ROWS
+    } else {
+        MOST
+    }
 }
 
 /// Warpgroups of a block that may have so much of shared memory, whatever the format.
@@ -62,7 +74,7 @@ impl Machine {
     pub(super) fn has_narrow(&self, matrix: &Matrix, entries: usize) -> bool {
         self.device.capability() == (9, 0)
             && matrix.quant != Quant::F32
-            && (least(matrix.quant)..=most(matrix.rows)).contains(&entries)
+            && (least(matrix.quant)..=most(matrix.quant, [matrix.rows, matrix.units()])).contains(&entries)
             && groups([matrix.units(), entries.min(MOST)], self.device.shared_bytes()).is_some()
     }
 
@@ -91,6 +103,15 @@ mod tests {
         assert_eq!([2560, 9216].map(|columns| of(columns, 32)), [Some(5), Some(4)]);
         assert_eq!([24, 32].map(|entries| of(14336, entries)), [Some(4), Some(3)]);
         assert_eq!([of(18432, 32), of(28672, 32)], [Some(2), None]);
+    }
+
+    #[test]
+    fn matrices_of_few_rows_meet_more_entries() {
+        let of = |quant, units| [64, 65, 1024, 1025].map(|rows| most(quant, [rows, units]));
+        assert_eq!(of(Quant::Q4K, 64), [512, 64, 64, 32]);
+        assert_eq!(of(Quant::Q4K, 65), [512, 32, 32, 32]);
+        assert_eq!(of(Quant::Q8_0, 64), [512, 32, 32, 32]);
+        assert_eq!(of(Quant::Bf16, 64), [512, 32, 32, 32]);
     }
 
     #[test]
