@@ -70,6 +70,15 @@ DEVICE u32 moved(u32 x, u32 from, u32 to) { return from < to ? x << (to - from) 
 DEVICE constexpr u32 two_at(u32 half, u32 p) { return 8 * half + 2 * (p / 2) + 4 * (p % 2); }
 DEVICE constexpr u32 one_at(u32 chunk, u32 half, u32 p) { return 8 * chunk + 2 * half + p / 2 + 4 * (p % 2); }
 
+// Goes through the halves of a chunk and the pairs of words of each.
+template <typename Use> DEVICE void each_pair(Use use) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+        for (u32 pair = 0; pair < 2; ++pair) use(half, pair);
+    }
+}
+
 // Fields of 4 bits, in words that are turned by TURN bits to the left; those of two words are got at by a turn by 8 to the right.
 template <u32 TURN_BY> struct Fields {
     static constexpr u32 TURN = TURN_BY, LOW = TURN, HIGH = TURN + 4;
@@ -97,14 +106,10 @@ template <u32 ZERO_AT> struct Nibbles : Fields<3> {
     };
     template <class AT> DEVICE static void load(Raw& raw, AT unit) { raw.low = load_16_once(unit + 16 * lane()); }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 pair = 0; pair < 2; ++pair) {
-                const u32 both = of_pair(raw.low, chunk, half, pair);
-                word_of(w, half, 2 * pair) = both & EVEN, word_of(w, half, 2 * pair + 1) = both & ODD;
-            }
-        }
+        each_pair([&](u32 half, u32 pair) {
+            const u32 both = of_pair(raw.low, chunk, half, pair);
+            word_of(w, half, 2 * pair) = both & EVEN, word_of(w, half, 2 * pair + 1) = both & ODD;
+        });
     }
     DEVICE static float value(u32 code) { return float(i32(code) - i32(ZERO)); }
 };
@@ -122,15 +127,11 @@ template <u32 ZERO_AT> struct Fives : Fields<2> {
         raw.high = load_4(unit + 512 + 4 * lane());
     }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 pair = 0; pair < 2; ++pair) {
-                const u32 low = of_pair(raw.low, chunk, half, pair), high = moved(raw.high, one_at(chunk, half, 2 * pair), LOW + 4);
-                word_of(w, half, 2 * pair) = masked_or<EVEN>(low, high & 0x00010001u << (LOW + 4));
-                word_of(w, half, 2 * pair + 1) = masked_or<ODD>(low, high & 0x00010001u << (HIGH + 4));
-            }
-        }
+        each_pair([&](u32 half, u32 pair) {
+            const u32 low = of_pair(raw.low, chunk, half, pair), high = moved(raw.high, one_at(chunk, half, 2 * pair), LOW + 4);
+            word_of(w, half, 2 * pair) = masked_or<EVEN>(low, high & 0x00010001u << (LOW + 4));
+            word_of(w, half, 2 * pair + 1) = masked_or<ODD>(low, high & 0x00010001u << (HIGH + 4));
+        });
     }
     DEVICE static u32 code(const u8* unit, const Place& at) {
         const u32 high = reinterpret_cast<const u32*>(unit + 512)[at.lane()];
@@ -194,14 +195,10 @@ struct Twos {
     template <class AT> DEVICE static void load(Raw& raw, AT unit) { raw.low = load_8(unit + 8 * Fields<0>::lane()); }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         const u32 word = chunk ? raw.low.y : raw.low.x;
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 pair = 0; pair < 2; ++pair) {
-                const u32 both = moved(word, two_at(half, 2 * pair), LOW);
-                word_of(w, half, 2 * pair) = both & 0x00030003u << LOW, word_of(w, half, 2 * pair + 1) = both & 0x00030003u << HIGH;
-            }
-        }
+        each_pair([&](u32 half, u32 pair) {
+            const u32 both = moved(word, two_at(half, 2 * pair), LOW);
+            word_of(w, half, 2 * pair) = both & 0x00030003u << LOW, word_of(w, half, 2 * pair + 1) = both & 0x00030003u << HIGH;
+        });
     }
     DEVICE static u32 code(const u8* unit, const Place& at) {
         const u32 word = reinterpret_cast<const u32*>(unit + 8 * at.lane())[at.chunk()];
@@ -224,15 +221,11 @@ template <u32 ZERO_AT> struct Threes {
     }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         const u32 word = chunk ? raw.low.y : raw.low.x;
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 pair = 0; pair < 2; ++pair) {
-                const u32 low = moved(word, two_at(half, 2 * pair), LOW), high = moved(raw.high, one_at(chunk, half, 2 * pair), LOW + 2);
-                word_of(w, half, 2 * pair) = masked_or<0x00030003u << LOW>(low, high & 0x00010001u << (LOW + 2));
-                word_of(w, half, 2 * pair + 1) = masked_or<0x00030003u << HIGH>(low, high & 0x00010001u << (HIGH + 2));
-            }
-        }
+        each_pair([&](u32 half, u32 pair) {
+            const u32 low = moved(word, two_at(half, 2 * pair), LOW), high = moved(raw.high, one_at(chunk, half, 2 * pair), LOW + 2);
+            word_of(w, half, 2 * pair) = masked_or<0x00030003u << LOW>(low, high & 0x00010001u << (LOW + 2));
+            word_of(w, half, 2 * pair + 1) = masked_or<0x00030003u << HIGH>(low, high & 0x00010001u << (HIGH + 2));
+        });
     }
     DEVICE static u32 code(const u8* unit, const Place& at) {
         const u32 high = reinterpret_cast<const u32*>(unit + 256)[at.lane()];
