@@ -103,20 +103,14 @@ DEVICE void copy_16_async(Shared to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to.at), "l"(from) : "memory");
 }
 
-// The same for bytes that are read once: they are the first to leave the second-level cache.
-DEVICE void copy_16_async_once(Shared to, const void* from) {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to.at), "l"(from), "l"(policy) : "memory");
-}
-
-// The same two if they are `wanted`. It is no branch: behind one that lanes may go through apart, the compiler takes nothing for
-// alike in all lanes of a warp.
+// The same if it is `wanted`. It is no branch: behind one that lanes may go through apart, the compiler takes nothing for alike in
+// all lanes of a warp.
 DEVICE void copy_16_async_if(bool wanted, Shared to, const void* from) {
     asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to.at), "l"(from),
                  "r"(u32(wanted))
                  : "memory");
 }
+// The same for bytes that are read once: they are the first to leave the second-level cache.
 DEVICE void copy_16_async_once_if(bool wanted, Shared to, const void* from) {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

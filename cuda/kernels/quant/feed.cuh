@@ -106,7 +106,7 @@ template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS, bool PAIRE
 struct Feed : Ring<FORMAT, ROWS, EIGHTS> {
     typedef Ring<FORMAT, ROWS, EIGHTS> Base;
     typedef typename Base::Of Of;
-    using Base::begin, Base::count, Base::ring;
+    using Base::begin, Base::count;
     static constexpr u32 UNIT = Base::UNIT, SUPER = Base::SUPER, PER = Base::PER, OF_LANE = 2 * EIGHTS;
     // Bytes of a slot before the last that its lanes copy at once; what units share is among these.
     static constexpr u32 LAST = (Of::INPUTS - 1) / 512 * 512;
@@ -240,7 +240,7 @@ template <class FORMAT, u32 COUNT, Rows ROWS, u32 EIGHTS>
 struct Feed<FORMAT, true, COUNT, ROWS, EIGHTS, true> : Ring<FORMAT, ROWS, EIGHTS> {
     typedef Ring<FORMAT, ROWS, EIGHTS> Base;
     typedef typename Base::Of Of;
-    using Base::begin, Base::count, Base::ring;
+    using Base::begin, Base::count;
     static constexpr u32 UNIT = Base::UNIT, SUPER = Base::SUPER, PIECES = (Of::INPUTS + 511) / 512;
     static_assert(Base::PER == 2 && !Of::BY_UNIT);
 

@@ -8,7 +8,7 @@
 // Weights are packed when they are uploaded (pack.cu): tile after tile, in it unit after unit of 64 columns, in it the
 // codes by lane and the scales by row, and after the units the scales that 256 columns share. Scales are divided by a power of
 // two, the factor of the matrix, which puts the largest of what codes are multiplied with between 2^14 and 2^15. Nothing is
-// lost: `value` times that factor is what the stored block says, to the bit.
+// lost where scales are at most 2: `value` times that factor is what the stored block says, to the bit.
 #pragma once
 #include "quant/codes.cuh"
 
