@@ -4,6 +4,7 @@
 // A block of a cluster has a segment of all activations, and stays until all tiles of its cluster are done. Four warps multiply 64
 // rows of weights at once, a tile each, which comes through a ring of its own and is unpacked into registers. What they have
 // summed up goes to the blocks that end it, each a few entries, while the next tiles are under way. Sums are those of `many`.
+// There are kernels for up to 32 entries, and for up to 64: those keep the sums of one turn only, which end halfway through the next.
 //
 // Of matrices of very few rows many entries are multiplied so, some by each of many clusters (the grid's second dimension).
 #pragma once
@@ -16,8 +17,9 @@
 
 #ifdef HAS_WARPGROUPS
 
-// Warpgroups of a block at most, entries at most, bytes of the ring of a warp.
-static constexpr u32 NARROW_GROUPS = 5, NARROW = 32, NARROW_RING = 4608;
+// Warpgroups of a block that has so many entries at most; bytes of the ring of a warp.
+template <u32 ENTRIES> static constexpr u32 NARROW_GROUPS = ENTRIES == 32 ? 5 : 4;
+static constexpr u32 NARROW_RING = 4608;
 
 // What a warp brings of its tiles, one after the other, through a ring in shared memory: units from `begin` to `end`, of formats of
 // few bits two for each slot. Those two share what four do.
@@ -99,21 +101,24 @@ template <class FORMAT, u32 COUNT> struct Stream {
     }
 };
 
-// Dynamic shared memory: the segment of the activations, unit after unit, in it as many eights of rows as there are; rings of the
-// warps; sums of two turns that came from all blocks, [warpgroups][2][SEGMENTS][128][2] floats.
-template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
+// Up to ENTRIES: 32, or 64 of what is not gated. Dynamic shared memory: the segment of the activations, unit after unit, in it as
+// many eights of rows as there are; rings of the warps; sums of the turns that there is room for, which came from all blocks,
+// [warpgroups][TURNS][SEGMENTS][128][EACH] floats.
+template <class FORMAT, u32 ENTRIES, bool GATED, u32 COUNT> struct Narrow {
     typedef Stream<FORMAT, COUNT> Units;
-    static constexpr u32 AT_ONCE = Units::AT_ONCE;
-    static constexpr u32 SUMS = NARROW / 2;     // of a thread
-    static constexpr u32 TILES = GATED ? 2 : 4; // of a matrix that a warpgroup has at once
-    static constexpr u32 OF_SEGMENT = 128 * 2, OF_TURN = SEGMENTS * OF_SEGMENT;
-    static_assert(SUMS == 2 * SEGMENTS);
+    static constexpr u32 AT_ONCE = Units::AT_ONCE, GROUPS = NARROW_GROUPS<ENTRIES>;
+    static constexpr u32 SUMS = ENTRIES / 2;         // of a thread
+    static constexpr u32 TILES = GATED ? 2 : 4;      // of a matrix that a warpgroup has at once
+    static constexpr u32 EACH = SUMS / SEGMENTS;     // sums of a thread that go to one block: of both rows it has, or of one
+    static constexpr u32 TURNS = ENTRIES == 32 ? 2 : 1; // whose sums there is room for at once
+    static constexpr u32 OF_SEGMENT = 128 * EACH, OF_TURN = SEGMENTS * OF_SEGMENT;
+    static_assert(EACH == 2 || EACH == 4);
 
     struct Barriers {
         u64 inputs;
-        // Sums of a turn are there for the block that ends them, or have been read by all: of every other turn.
-        u64 told[NARROW_GROUPS][2], heard[NARROW_GROUPS][2];
-        float factors[NARROW];
+        // Sums of a turn are there for the block that ends them, or have been read by all: of every TURNSth turn.
+        u64 told[GROUPS][TURNS], heard[GROUPS][TURNS];
+        float factors[ENTRIES];
     };
 
     const Jobs<COUNT>& jobs;
@@ -137,12 +142,13 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
         tile_of_group = warp % TILES, is_up = GATED && warp % 4 >= TILES;
         rank = rank_in_cluster(), begin = segment_begin(job.units, rank), end = segment_begin(job.units, rank + 1);
         first = (group * clusters + cluster) * TILES + tile_of_group, stride = groups * clusters * TILES;
-        first_entry = blockIdx.y * NARROW, count = min(NARROW, job.entries - first_entry), unit_bytes = ceil_div(count, 8u) * 1024, unit_step = unit_bytes / 16;
+        first_entry = blockIdx.y * ENTRIES, count = min(ENTRIES, job.entries - first_entry);
+        unit_bytes = ceil_div(count, 8u) * 1024, unit_step = unit_bytes / 16;
         // All blocks have the same places.
         u8* const rings = x + ceil_div(job.units, SEGMENTS) * unit_bytes;
         constexpr u32 RING = Units::SLOTS * Units::BYTES;
         ring = rings + warp * RING;
-        passed = reinterpret_cast<float*>(rings + 4 * groups * RING) + group * (2 * OF_TURN);
+        passed = reinterpret_cast<float*>(rings + 4 * groups * RING) + group * (TURNS * OF_TURN);
     }
 
     // Of a warp: activations.
@@ -156,8 +162,8 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
         __syncwarp();
     }
 
-    // A warpgroup: sums of its next 64 rows. A warp without a tile multiplies what is there.
-    DEVICE void sum_up(float (&sums)[SUMS], Units& units) const {
+    // A warpgroup: sums of its next 64 rows. A warp without a tile multiplies what is there. `between` is done halfway.
+    template <typename Between> DEVICE void sum_up(float (&sums)[SUMS], Units& units, const Between& between) const {
 #pragma unroll
         for (u32 i = 0; i < SUMS; ++i) sums[i] = 0.0f;
         u32 adds = 0, inputs = u32(rows_of_128(x)), at = units.first;
@@ -181,11 +187,15 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
         };
         // By turns: values of 16 bits are multiplied where they were loaded to, and may still be when the next ones are loaded.
         typename FORMAT::Raw one[AT_ONCE], other[AT_ONCE];
+        const u32 halfway = (units.begin + units.end) / 2;
+        bool is_first_half = TURNS == 1;
 #pragma unroll 1
-        while (at < units.end) {
+        while (true) {
+            if (is_first_half && at >= halfway) between(), is_first_half = false;
+            if (at >= units.end) break;
             units.load(one);
             multiply_slot(one);
-            if (at >= units.end) break;
+            if (at >= units.end) continue;
             units.load(other);
             multiply_slot(other);
         }
@@ -193,20 +203,24 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
         hold(sums);
     }
 
-    // Blocks that end something: each two a row of every eight entries.
-    DEVICE u32 wanted() const { return 2 * ceil_div(count, 8u); }
-    DEVICE u64* told(u32 turn) const { return &barriers.told[group][turn % 2]; }
-    DEVICE u64* heard(u32 turn) const { return &barriers.heard[group][turn % 2]; }
+    // Blocks that end something: each eight entries, or two blocks a row of a tile each of these.
+    DEVICE u32 wanted() const { return 4 / EACH * ceil_div(count, 8u); }
+    DEVICE u64* told(u32 turn) const { return &barriers.told[group][turn % TURNS]; }
+    DEVICE u64* heard(u32 turn) const { return &barriers.heard[group][turn % TURNS]; }
+    DEVICE float* passed_in(u32 turn) const { return passed + turn % TURNS * OF_TURN; }
+    DEVICE static u32 parity(u32 turn) { return turn / TURNS & 1; }
     DEVICE u32 tile_of(u32 turn) const { return first + turn * stride; }
 
-    // Sends the sums of eight entries with half of the rows of each tile to the block that ends them.
+    // Sends the sums of eight entries with the rows of each tile, or half of them, to the block that ends them.
     DEVICE void send(const float (&sums)[SUMS], u32 turn) const {
-        float* const to = passed + turn % 2 * OF_TURN + rank * OF_SEGMENT + thread * 2;
+        float* const to = passed_in(turn) + rank * OF_SEGMENT + thread * EACH;
         // At first nobody has read anything.
-        barrier_wait(heard(turn), (turn / 2 & 1) ^ 1);
+        barrier_wait(heard(turn), parity(turn) ^ 1);
 #pragma unroll
         for (u32 block = 0; block < SEGMENTS; ++block) {
-            if (block < wanted()) store_two_at(to, sums + 2 * block, told(turn), block);
+            if (block >= wanted()) continue;
+            if constexpr (EACH == 2) store_two_at(to, sums + 2 * block, told(turn), block);
+            if constexpr (EACH == 4) store_four_at(to, sums + 4 * block, told(turn), block);
         }
     }
 
@@ -223,46 +237,50 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
         if (lane_id() < SEGMENTS) barrier_arrive_at(heard(turn), lane_id());
     }
 
-    // What this thread ends: two entries of a row of its tile.
-    DEVICE u32 entry() const { return rank / 2 * 8 + 2 * pair_of_lane(); }
-    DEVICE u32 row() const { return group_of_lane() + rank % 2 * 8; }
+    // What this thread ends: two entries of a row of its tile, or of both it has sums of.
+    DEVICE u32 entry() const { return rank * EACH / 4 * 8 + 2 * pair_of_lane(); }
+    DEVICE u32 row(u32 i) const { return group_of_lane() + 8 * (EACH == 2 ? rank % 2 : i / 2); }
 
     DEVICE void end_plain(u32 tile, u32 turn) const {
         const Job& job = jobs.of_tile(tile);
-        const u32 out_row = tile * 16 + row();
-        Job::Ending endings[2];
+        Job::Ending endings[EACH];
 #pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            const u32 of = min(entry() + i, count - 1);
-            endings[i] = job.ending(first_entry + of, min(out_row, job.rows - 1), barriers.factors[of]);
+        for (u32 i = 0; i < EACH; ++i) {
+            const u32 of = min(entry() + i % 2, count - 1);
+            endings[i] = job.ending(first_entry + of, min(tile * 16 + row(i), job.rows - 1), barriers.factors[of]);
         }
-        barrier_wait(told(turn), turn / 2 & 1);
-        const float* const from = passed + turn % 2 * OF_TURN + thread * 2;
-        float sums[2] = {};
+        barrier_wait(told(turn), parity(turn));
+        const float* const from = passed_in(turn) + thread * EACH;
+        float sums[EACH] = {};
 #pragma unroll
         for (u32 part = 0; part < SEGMENTS; ++part) {
-            const float2 two = *reinterpret_cast<const float2*>(from + part * OF_SEGMENT);
-            sums[0] += two.x, sums[1] += two.y;
+#pragma unroll
+            for (u32 i = 0; i < EACH; i += 2) {
+                const float2 two = *reinterpret_cast<const float2*>(from + part * OF_SEGMENT + i);
+                sums[i] += two.x, sums[i + 1] += two.y;
+            }
         }
 #pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            if (entry() + i < count && out_row < job.rows) job.finish(first_entry + entry() + i, out_row, sums[i], endings[i]);
+        for (u32 i = 0; i < EACH; ++i) {
+            const u32 of = entry() + i % 2, out_row = tile * 16 + row(i);
+            if (of < count && out_row < job.rows) job.finish(first_entry + of, out_row, sums[i], endings[i]);
         }
     }
 
     // Warps that have a gate end the first of two entries, those that have what it gates the other.
     DEVICE void end_gated(u32 tile, u32 turn) const {
-        barrier_wait(told(turn), turn / 2 & 1);
-        const float* const from = passed + turn % 2 * OF_TURN + thread % 64 * 2 + is_up;
+        static_assert(!GATED || EACH == 2);
+        barrier_wait(told(turn), parity(turn));
+        const float* const from = passed_in(turn) + thread % 64 * 2 + is_up;
         float gate = 0.0f, up = 0.0f;
 #pragma unroll
         for (u32 part = 0; part < SEGMENTS; ++part) gate += from[part * OF_SEGMENT], up += from[part * OF_SEGMENT + 128];
-        const u32 of = entry() + is_up, out_row = tile * 16 + row();
+        const u32 of = entry() + is_up, out_row = tile * 16 + row(0);
         if (of < count && out_row < job.rows) job.finish_gated(first_entry + of, out_row, gate, up, barriers.factors[of]);
     }
 
     DEVICE void run() const {
-        if (threadIdx.x < 2 * NARROW_GROUPS) {
+        if (threadIdx.x < TURNS * GROUPS) {
             if (threadIdx.x == 0) barrier_init(&barriers.inputs, 1);
             barrier_init(&barriers.told[0][threadIdx.x], 1);
             barrier_init(&barriers.heard[0][threadIdx.x], SEGMENTS * 4);
@@ -294,10 +312,13 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
 #pragma unroll 1
         for (u32 turn = 0; turn < turns; ++turn) {
             float sums[SUMS];
-            sum_up(sums, units);
+            // What all blocks have sent in the turn before has come meanwhile. Where there is room for the sums of one turn only,
+            // they are ended before others are there.
+            sum_up(sums, units, [&] {
+                if (turn > 0) end_turn(turn - 1);
+            });
             send(sums, turn);
-            // What all blocks have sent in the turn before has come meanwhile.
-            if (turn > 0) end_turn(turn - 1);
+            if (TURNS == 2 && turn > 0) end_turn(turn - 1);
         }
         if (turns > 0) end_turn(turns - 1);
         // Nobody leaves before the others have what was sent.
@@ -307,19 +328,22 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
     }
 };
 
-template <class FORMAT, bool GATED, u32 COUNT> DEVICE void narrow(const Jobs<COUNT>& jobs) {
-    typedef Narrow<FORMAT, GATED, COUNT> Of;
+template <class FORMAT, u32 ENTRIES, bool GATED, u32 COUNT> DEVICE void narrow(const Jobs<COUNT>& jobs) {
+    typedef Narrow<FORMAT, ENTRIES, GATED, COUNT> Of;
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ typename Of::Barriers barriers;
     Of(jobs, barriers, shared).run();
 }
 
-#define NARROW_KERNEL(name, ...)                                                                              \
-    KERNEL __cluster_dims__(SEGMENTS, 1, 1) __launch_bounds__(128 * NARROW_GROUPS, 1) name(__VA_ARGS__ jobs)
-#define NARROW_PRODUCTS(name, FORMAT)                                                                                         \
-    NARROW_KERNEL(narrow_32_##name, const __grid_constant__ Jobs<1>) { narrow<FORMAT, false>(jobs); }                          \
-    NARROW_KERNEL(gated_narrow_32_##name, const __grid_constant__ Jobs<1>) { narrow<FORMAT, true>(jobs); }                     \
-    NARROW_KERNEL(beside_narrow_32_##name, const __grid_constant__ Jobs<BESIDE_AT_ONCE>) { narrow<FORMAT, false>(jobs); }
+#define NARROW_KERNEL(name, FORMAT, ENTRIES, GATED, COUNT)                                                    \
+    KERNEL __cluster_dims__(SEGMENTS, 1, 1) __launch_bounds__(128 * NARROW_GROUPS<ENTRIES>, 1)                \
+        name(const __grid_constant__ Jobs<COUNT> jobs) { narrow<FORMAT, ENTRIES, GATED>(jobs); }
+#define NARROW_PRODUCTS(name, FORMAT)                                                                         \
+    NARROW_KERNEL(narrow_32_##name, FORMAT, 32, false, 1)                                                     \
+    NARROW_KERNEL(gated_narrow_32_##name, FORMAT, 32, true, 1)                                                \
+    NARROW_KERNEL(beside_narrow_32_##name, FORMAT, 32, false, BESIDE_AT_ONCE)                                 \
+    NARROW_KERNEL(narrow_64_##name, FORMAT, 64, false, 1)                                                     \
+    NARROW_KERNEL(beside_narrow_64_##name, FORMAT, 64, false, BESIDE_AT_ONCE)
 
 #else
 #define NARROW_PRODUCTS(name, FORMAT)

@@ -141,8 +141,9 @@ impl Machine {
         let product = self.program.ops.get(at)?.product(&self.program)?;
         let (rows, is_gated) = (self.rows(product.x), product.weights().count() == 2);
         let matrix = self.matrix(product.weights().next()?);
-        let has_kernel =
-            self.has_ring(matrix, rows, is_gated) || self.has_narrow(matrix, rows) || self.has_clustered(matrix, rows);
+        let has_kernel = self.has_ring(matrix, rows, is_gated)
+            || self.has_narrow(matrix, rows, is_gated)
+            || self.has_clustered(matrix, rows);
         (product.stacking == Stacking::One && has_kernel).then_some((rows, matrix))
     }
 
@@ -158,7 +159,7 @@ impl Machine {
         else {
             return false;
         };
-        let staged = |matrix: &Matrix| (matrix.quant == Quant::Bf16, self.has_narrow(matrix, rows));
+        let staged = |matrix: &Matrix| (matrix.quant == Quant::Bf16, self.has_narrow(matrix, rows, false));
         self.beside.get(at) == Some(&true) && (rows == 1 || staged(before) == staged(matrix))
     }
 
@@ -211,7 +212,7 @@ impl Machine {
 
     /// Launches products whose blocks stay.
     pub(crate) fn launch_staying(&self, of: &Together<'_>) -> Result<(), DeviceError> {
-        if of.matrices == 1 && self.has_narrow(of.matrix, of.entries()) {
+        if of.matrices == 1 && self.has_narrow(of.matrix, of.entries(), of.is_gated) {
             self.launch_narrow(of)
         } else if of.entries() <= ring::MOST {
             self.launch_ring(of)

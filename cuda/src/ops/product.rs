@@ -368,8 +368,10 @@ impl Machine {
                 wide::of_experts(quant, usual)
             }
             Stacking::Experts(..) | Stacking::ExpertParts(..) => Kernel::of_experts(quant, rows, usual),
-            Stacking::One | Stacking::Heads(_) if count == 1 && self.has_narrow(self.matrix(of.weight), rows) => {
-                Kernel::Narrow(narrow::MOST)
+            Stacking::One | Stacking::Heads(_)
+                if count == 1 && self.has_narrow(self.matrix(of.weight), rows, is_gated) =>
+            {
+                Kernel::Narrow(narrow::width(rows_of_matrix, rows))
             }
             Stacking::One | Stacking::Heads(_) if self.has_clustered(self.matrix(of.weight), rows) => {
                 Kernel::Clustered(clustered::MOST)
