@@ -107,9 +107,9 @@ template <class FORMAT, u32 COUNT> struct Stream {
 template <class FORMAT, u32 ENTRIES, bool GATED, u32 COUNT> struct Narrow {
     typedef Stream<FORMAT, COUNT> Units;
     static constexpr u32 AT_ONCE = Units::AT_ONCE, GROUPS = NARROW_GROUPS<ENTRIES>;
-    static constexpr u32 SUMS = ENTRIES / 2;         // of a thread
-    static constexpr u32 TILES = GATED ? 2 : 4;      // of a matrix that a warpgroup has at once
-    static constexpr u32 EACH = SUMS / SEGMENTS;     // sums of a thread that go to one block: of both rows it has, or of one
+    static constexpr u32 SUMS = ENTRIES / 2;            // of a thread
+    static constexpr u32 TILES = GATED ? 2 : 4;         // of a matrix that a warpgroup has at once
+    static constexpr u32 EACH = SUMS / SEGMENTS;        // sums of a thread that go to one block: of both rows it has, or of one
     static constexpr u32 TURNS = ENTRIES == 32 ? 2 : 1; // whose sums there is room for at once
     static constexpr u32 OF_SEGMENT = 128 * EACH, OF_TURN = SEGMENTS * OF_SEGMENT;
     static_assert(EACH == 2 || EACH == 4);
@@ -162,7 +162,8 @@ template <class FORMAT, u32 ENTRIES, bool GATED, u32 COUNT> struct Narrow {
         __syncwarp();
     }
 
-    // A warpgroup: sums of its next 64 rows. A warp without a tile multiplies what is there. `between` is done halfway.
+    // A warpgroup: sums of its next 64 rows. A warp without a tile multiplies what is there. `between` is done
+    // halfway, if there is room for the sums of one turn.
     template <typename Between> DEVICE void sum_up(float (&sums)[SUMS], Units& units, const Between& between) const {
 #pragma unroll
         for (u32 i = 0; i < SUMS; ++i) sums[i] = 0.0f;
