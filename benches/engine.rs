@@ -1,5 +1,7 @@
 //! What the engine itself takes of a step, around a device that takes nothing: `cargo bench --bench engine`. A GPU waits for the
-//! part which comes between two steps. `--sequences N` and `--drafts N` change what is at work.
+//! part which comes between two steps. `--sequences N` and `--drafts N` change what is at work, `--lookup 1` has the text itself looked
+//! through for drafts, `--prompt N` makes prompts longer. With `--evict MIB` the device goes through so much memory in each step: caches
+//! have little of what the engine knows when a step of some milliseconds has ended.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
@@ -8,7 +10,7 @@ use kvas::{
     memory::SequenceId,
     model::Model,
     sampling::{Sampler, SamplerParams},
-    speculation::{Confidence, DraftRequest, Drafter, DrafterKind, Effort},
+    speculation::{Confidence, DraftRequest, Drafter, DrafterKind, Effort, Lookup},
 };
 use kvas_backend::{
     Act, Backend, DeviceError, KvType, Limits, Page, Program, Replay, Slot, StateType, Step, Store, TopK, TopKFound,
@@ -24,31 +26,52 @@ use std::{
 const TOKENS: usize = 400;
 
 fn main() -> Result<(), String> {
-    let (mut sequences, mut drafts) = (128, 0);
+    let mut of = Work { sequences: 128, drafts: 0, prompt: 16, lookup: 0, evict: 0 };
     let mut path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/kvas-10m.q8_0.gguf");
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
         let value = arguments.next().ok_or(format!("{argument}: expected a value"))?;
         let number = || value.parse().map_err(|_| format!("{argument} {value}: expected a number"));
         match argument.as_str() {
-            "--sequences" => sequences = number()?,
-            "--drafts" => drafts = number()?,
+            "--sequences" => of.sequences = number()?,
+            "--drafts" => of.drafts = number()?,
+            "--prompt" => of.prompt = number()?.max(1),
+            "--lookup" => of.lookup = number()?,
+            "--evict" => of.evict = number()?,
             "--model" => path = value.into(),
-            _ => return Err(format!("{argument}: expected --sequences, --drafts or --model")),
+            _ => {
+                let known = "--sequences, --drafts, --prompt, --lookup, --evict or --model";
+                return Err(format!("{argument}: expected {known}"));
+            }
         }
     }
     let model = Model::open(&path, None).map_err(|error| error.to_string())?;
     for (name, params) in [("greedy", SamplerParams::greedy()), ("default", SamplerParams::default())] {
-        measure(&model, name, &params, (sequences, drafts));
+        measure(&model, name, &params, of);
     }
     Ok(())
 }
 
-fn measure(model: &Model, name: &str, params: &SamplerParams, (sequences, drafts): (usize, usize)) {
-    let context = 32 + TOKENS + drafts;
+/// What is at work.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    sequences: usize,
+    /// Drafts of every answer, all of them right.
+    drafts: usize,
+    /// Tokens of a prompt.
+    prompt: usize,
+    /// Most drafts from the text itself.
+    lookup: usize,
+    /// MiB that the device goes through in a step.
+    evict: usize,
+}
+
+fn measure(model: &Model, name: &str, params: &SamplerParams, of: Work) {
+    let Work { sequences, drafts, prompt, lookup, evict } = of;
+    let context = 32 + prompt + TOKENS + drafts + lookup;
     let pages = 1 + model.program.page_stores() * sequences * (context.div_ceil(16) + 1);
-    let replay = Replay::new(16, 1 + drafts);
-    let (slots, rows) = (sequences + 1, sequences * (1 + drafts));
+    let replay = Replay::new(16, 1 + drafts.max(lookup));
+    let (slots, rows) = (sequences + 1, sequences * (1 + drafts.max(lookup)));
     let limits = Limits {
         context: 0,
         rows: rows.max(64),
@@ -62,15 +85,19 @@ fn measure(model: &Model, name: &str, params: &SamplerParams, (sequences, drafts
         state_type: StateType::F32,
     };
     let spent = Arc::new(Mutex::new(Spent::default()));
-    let runner = model.prepare(Box::new(Idle { spent: spent.clone() }), limits, &mut |_, _| {}).unwrap();
-    let drafters: Vec<Box<dyn Drafter>> = if drafts > 0 { vec![Box::new(Right)] } else { vec![] };
-    let (most_drafts, effort) = (drafts, Effort::Most);
+    let device = Idle { spent: spent.clone(), memory: vec![0; evict << 20], random: 1, varies: lookup > 0 };
+    let runner = model.prepare(Box::new(device), limits, &mut |_, _| {}).unwrap();
+    let (drafters, most_drafts, effort): (Vec<Box<dyn Drafter>>, _, _) = match (drafts, lookup) {
+        (0, 0) => (vec![], 0, Effort::Measured),
+        (0, most) => (vec![Box::new(Lookup::default())], most, Effort::Measured),
+        (most, _) => (vec![Box::new(Right)], most, Effort::Most),
+    };
     let engine = Engine::start(runner, EngineConfig { drafters, most_drafts, effort, ..EngineConfig::new(context) });
     let vocab = model.spec.vocab;
     let streams: Vec<_> = (0..sequences as u32)
         .map(|number| {
             let sampler = Sampler::new(SamplerParams { seed: Some(1), ..params.clone() }, vocab, &[]).unwrap();
-            let prompt = (0..16).map(|at| (number + at) % vocab as u32).collect();
+            let prompt = (0..prompt as u32).map(|at| (number * 7919 + at * (at + 3)) % vocab as u32).collect();
             engine.submit(Request { max_tokens: TOKENS, ..Request::new(prompt, sampler) })
         })
         .collect();
@@ -79,7 +106,7 @@ fn measure(model: &Model, name: &str, params: &SamplerParams, (sequences, drafts
     }
     let Spent { steps, between, .. } = *spent.lock().unwrap();
     let each = between.as_secs_f64() * 1e6 / f64::from(steps.max(1));
-    println!("{sequences} sequences, {drafts} drafts, {name}: {each:.0} us between steps, {steps} of them");
+    println!("{of:?}, {name}: {each:.0} us between steps, {steps} of them");
 }
 
 /// Proposes what the device finds.
@@ -117,6 +144,19 @@ struct Spent {
 /// A device that computes nothing in no time, and sees when it is asked.
 struct Idle {
     spent: Arc<Mutex<Spent>>,
+    /// What it goes through in a step.
+    memory: Vec<u8>,
+    random: u32,
+    /// Finds another token every time instead of the one that is drafted.
+    varies: bool,
+}
+
+impl Idle {
+    /// The likeliest token.
+    fn first(&mut self) -> u32 {
+        self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        if self.varies { TOKEN + (self.random >> 16) % 2048 } else { TOKEN }
+    }
 }
 
 macro_rules! nothing {
@@ -162,9 +202,12 @@ impl Backend for Idle {
 
     fn top_k(&mut self, _: Act, wanted: &TopK, found: &mut TopKFound) -> Result<(), DeviceError> {
         found.tokens.clear();
-        found.tokens.extend((0..wanted.rows).flat_map(|_| (TOKEN..).take(wanted.count)));
+        for _ in 0..wanted.rows {
+            found.tokens.extend((self.first()..).take(wanted.count));
+        }
         found.logits.clear();
         found.logits.extend((0..wanted.rows).flat_map(|_| (0..wanted.count).map(|at| 30.0 - 20.0 * at as f32)));
+        self.memory.iter_mut().step_by(64).for_each(|byte| *byte = byte.wrapping_add(1));
         self.spent.lock().unwrap().ended = Some(Instant::now());
         Ok(())
     }

@@ -81,13 +81,15 @@ impl Shape {
     pub(crate) fn show(&self, step: &mut Step, entries: &mut Vec<Entry>) {
         step.clear();
         entries.clear();
+        let most = self.spans.iter().map(|part| part.rows).max().unwrap_or(0);
+        let tokens = vec![0; most as usize];
         for Part { rows, outputs, is_final, context } in &self.spans {
             let wanted = match outputs {
                 0 => Outputs::None,
                 1 => Outputs::Last,
                 _ => Outputs::All,
             };
-            step.push(Slot(0), *context, &vec![0; *rows as usize], wanted, []);
+            step.push(Slot(0), *context, &tokens[..*rows as usize], wanted, []);
             let (before, after) = (Cursor::default(), Cursor::default());
             entries.push(Entry { before, flush: false, after, is_final: *is_final, is_fresh: false });
         }

@@ -66,6 +66,14 @@ const UPDATES: usize = 16 << 10;
 /// Words of the header.
 const HEADER: usize = 8;
 
+/// Entries of page tables that are compared at once with what the device has seen: of a long context all but the last few are known.
+const AT_ONCE: usize = 64;
+
+/// Whether the device has seen these entries.
+fn is_known(known: &[u32], table: &[Page]) -> bool {
+    known.iter().zip(table).fold(0, |differ, (known, page)| differ | (known ^ page.0)) == 0
+}
+
 /// Where the parts of the image begin, in words of 4 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ImageLayout {
@@ -229,22 +237,28 @@ impl StepImage {
             return Err(failed(format!("a table of {} pages, there is room for {stride}", table.len())));
         }
         let first = (span.slot.0 as usize * stores + store) * stride;
-        for (page, at) in table.iter().zip(first..) {
-            if self.tables.known[at] == page.0 {
+        for (number, part) in table.chunks(AT_ONCE).enumerate() {
+            let first = first + number * AT_ONCE;
+            if is_known(&self.tables.known[first..][..part.len()], part) {
                 continue;
             }
-            if *updates == UPDATES {
-                let begin = 4 * self.layout.updates;
-                let end = host.0.len();
-                let lent = device.upload_pinned(self.memory.at().at(begin), host, begin..end)?;
-                self.apply(device, *updates)?;
-                host = lent.back()?;
-                *updates = 0;
+            for (page, at) in part.iter().zip(first..) {
+                if self.tables.known[at] == page.0 {
+                    continue;
+                }
+                if *updates == UPDATES {
+                    let begin = 4 * self.layout.updates;
+                    let end = host.0.len();
+                    let lent = device.upload_pinned(self.memory.at().at(begin), host, begin..end)?;
+                    self.apply(device, *updates)?;
+                    host = lent.back()?;
+                    *updates = 0;
+                }
+                self.tables.known[at] = page.0;
+                let words: &mut [u32] = bytemuck::cast_slice_mut(&mut host.0);
+                words[self.layout.updates + 2 * *updates..][..2].copy_from_slice(&[at as u32, page.0]);
+                *updates += 1;
             }
-            self.tables.known[at] = page.0;
-            let words: &mut [u32] = bytemuck::cast_slice_mut(&mut host.0);
-            words[self.layout.updates + 2 * *updates..][..2].copy_from_slice(&[at as u32, page.0]);
-            *updates += 1;
         }
         Ok(host)
     }

@@ -48,6 +48,7 @@ use crate::{
     session::OffloadCache,
     speculation::{Drafter, Effort},
 };
+use ahash::AHashMap;
 use choose::Outcome;
 use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
@@ -104,7 +105,7 @@ pub struct Engine {
     memory: Memory,
     offload: Option<Offload>,
     scheduler: Scheduler,
-    jobs: HashMap<SequenceId, Job>,
+    jobs: AHashMap<SequenceId, Job>,
     /// None: the device failed when its sequence was to begin anew. The next request tries it again.
     conversations: HashMap<ConversationId, Option<SequenceId>>,
     next_conversation: u64,
@@ -153,7 +154,7 @@ impl Engine {
             memory,
             offload: offload_cache.map(Offload::new),
             scheduler,
-            jobs: HashMap::new(),
+            jobs: AHashMap::new(),
             conversations: HashMap::new(),
             next_conversation: 0,
             tokens_read: 0,
@@ -407,6 +408,7 @@ impl Engine {
         if cache == Cache::Use {
             self.reload_prefix((id, rewindable), &prompt);
         }
+        self.speculation.begins(id);
         let reuse = self.scheduler.begin(&mut self.memory, (id, rewindable), prompt, running);
         self.apply(&[reuse.work]).map_err(|error| self.begun_in_vain(id, &error))?;
         let cached_tokens = reuse.cached as usize;

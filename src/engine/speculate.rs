@@ -6,11 +6,9 @@ use crate::{
     scheduler::PlannedSpan,
     speculation::{Acceptance, Confidence, Costs, DraftRequest, Drafter, DrafterKind, Effort},
 };
+use ahash::AHashMap;
 use kvas_backend::{DeviceError, Outputs};
-use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// Weight of the last draft in the running mean of the time that a drafted token takes.
 const WEIGHT: f64 = 0.15;
@@ -24,9 +22,9 @@ pub(super) struct Speculation {
     effort: Effort,
     costs: Costs,
     /// By sequence and drafter.
-    acceptance: HashMap<(SequenceId, usize), Acceptance>,
+    acceptance: AHashMap<(SequenceId, usize), Acceptance>,
     /// Whose drafts are in the next step.
-    drafted: HashMap<SequenceId, (usize, Confidence)>,
+    drafted: AHashMap<SequenceId, (usize, Confidence)>,
 }
 
 /// A sequence that could be drafted for.
@@ -39,7 +37,7 @@ struct Chance {
 impl Speculation {
     pub(super) fn new(drafters: Vec<Box<dyn Drafter>>, most: usize, effort: Effort) -> Self {
         let drafters = drafters.into_iter().map(|drafter| (drafter, 0.0)).collect();
-        let (costs, acceptance, drafted) = (Costs::default(), HashMap::new(), HashMap::new());
+        let (costs, acceptance, drafted) = (Costs::default(), AHashMap::new(), AHashMap::new());
         Self { drafters, most, effort, costs, acceptance, drafted }
     }
 
@@ -49,6 +47,11 @@ impl Speculation {
             DrafterKind::Mtp | DrafterKind::Draft => true,
             DrafterKind::Ngram => false,
         })
+    }
+
+    /// A request begins on a sequence.
+    pub(super) fn begins(&mut self, id: SequenceId) {
+        self.drafters.iter_mut().for_each(|(drafter, _)| drafter.begins(id));
     }
 
     pub(super) fn forget(&mut self, id: SequenceId) {

@@ -10,6 +10,7 @@ mod pages;
 pub mod plan;
 mod prefix;
 mod replay_plan;
+mod reserve;
 mod reuse;
 mod shortened;
 mod slots;
@@ -92,6 +93,9 @@ struct Sequence {
     eviction_policy: Option<EvictionPolicy>,
     /// One table per page store, covering held and reserved tokens.
     tables: Vec<Vec<Page>>,
+    /// How many tokens more than it holds surely fit into pages that are there and that nobody else holds: mostly there is nothing to
+    /// be done for the next one, and none of these pages need be looked at.
+    room: u32,
 }
 
 /// Tokens that both begin with.
@@ -183,8 +187,11 @@ impl Memory {
         self.sequences.get(&id).expect("the sequence is live")
     }
 
+    /// For changes after which nothing is known of the room there is.
     fn get_mut(&mut self, id: SequenceId) -> &mut Sequence {
-        self.sequences.get_mut(&id).expect("the sequence is live")
+        let sequence = self.sequences.get_mut(&id).expect("the sequence is live");
+        sequence.room = 0;
+        sequence
     }
 
     fn insert(&mut self, sequence: Sequence) -> SequenceId {
@@ -199,7 +206,8 @@ impl Memory {
         let slot = self.take_slot()?;
         let (tables, held) = (vec![Vec::new(); self.stores.len()], vec![0; self.stores.len()]);
         let (scope, shares, eviction_policy) = (Scope::default(), None, None);
-        let id = self.insert(Sequence { slot, scope, committed: 0, held, shares, asked: 0, eviction_policy, tables });
+        let (committed, asked, room) = (0, 0, 0);
+        let id = self.insert(Sequence { slot, scope, committed, held, shares, asked, eviction_policy, tables, room });
         Ok((id, DeviceWork { clear_slots: vec![slot], ..DeviceWork::default() }))
     }
 
@@ -233,22 +241,6 @@ impl Memory {
         DeviceWork { clear_slots: vec![self.get(id).slot], ..DeviceWork::default() }
     }
 
-    /// Makes room for `rows` more tokens: pages for all of them, and an own copy of a shared tail.
-    pub fn reserve(&mut self, id: SequenceId, rows: u32) -> Result<DeviceWork, Full> {
-        self.reserve_by_store(id, |_| rows)
-    }
-
-    /// The same for so many tokens of each page store, by its ordinal.
-    fn reserve_by_store(&mut self, id: SequenceId, rows: impl Fn(usize) -> u32 + Copy) -> Result<DeviceWork, Full> {
-        loop {
-            let full = self.pages.short_of(|arena| self.pages_needed(id, rows, arena));
-            let Some(full) = full else { return Ok(self.take_pages(id, rows)) };
-            if !self.drop_a_prefix(Need::Pages) {
-                return Err(full);
-            }
-        }
-    }
-
     /// True if so many tokens fit beside what these sequences hold, when everything else gives way.
     pub fn fits(&self, tokens: u32, beside: &[SequenceId]) -> bool {
         let each = (tokens as usize).div_ceil(self.page_size);
@@ -268,59 +260,6 @@ impl Memory {
     /// Page stores whose pages are in an arena.
     fn stores_in(&self, arena: usize) -> usize {
         self.stores.iter().filter(|store| **store == arena).count()
-    }
-
-    /// The table entry of the next token, if its page already holds tokens.
-    const fn tail(&self, held: u32) -> Option<usize> {
-        let held = held as usize;
-        if held.is_multiple_of(self.page_size) { None } else { Some(held / self.page_size) }
-    }
-
-    fn pages_needed(&self, id: SequenceId, rows: impl Fn(usize) -> u32, arena: usize) -> usize {
-        let sequence = self.get(id);
-        let of_table = |((table, held), ordinal): ((&Vec<Page>, u32), usize)| {
-            let rows = rows(ordinal) as usize;
-            let pages = (held as usize + rows).div_ceil(self.page_size);
-            let copied = rows > 0 && self.tail(held).is_some_and(|tail| self.pages.is_shared(table[tail]));
-            pages.saturating_sub(table.len()) + usize::from(copied)
-        };
-        let tables = sequence.tables.iter().zip(sequence.held.iter().copied()).zip(0..).zip(&self.stores);
-        tables.filter(|(_, store)| **store == arena).map(|(table, _)| of_table(table)).sum()
-    }
-
-    fn take_pages(&mut self, id: SequenceId, rows: impl Fn(usize) -> u32) -> DeviceWork {
-        let page_size = self.page_size;
-        let tails: Vec<Option<usize>> = self.get(id).held.iter().map(|held| self.tail(*held)).collect();
-        let mut work = DeviceWork::default();
-        let sequence = self.sequences.get_mut(&id).expect("the sequence is live");
-        let held = sequence.held.iter().zip(tails);
-        let tables = sequence.tables.iter_mut().zip(held).zip(&self.stores);
-        for (ordinal, ((table, (held, tail)), arena)) in tables.enumerate() {
-            let rows = rows(ordinal) as usize;
-            let pages = (*held as usize + rows).div_ceil(page_size);
-            if let Some(tail) = tail.filter(|tail| rows > 0 && self.pages.is_shared(table[*tail])) {
-                let own = self.pages.take(*arena).expect("as many as needed are free");
-                work.copy_pages.push((table[tail], own));
-                self.pages.release(table[tail]);
-                table[tail] = own;
-            }
-            while table.len() < pages {
-                table.push(self.pages.take(*arena).expect("as many as needed are free"));
-            }
-        }
-        work
-    }
-
-    /// Keeps `accepted` of the reserved tokens and gives back the pages of the others.
-    pub fn commit(&mut self, id: SequenceId, accepted: u32) {
-        let sequence = self.sequences.get_mut(&id).expect("the sequence is live");
-        sequence.committed += accepted;
-        for (table, held) in sequence.tables.iter_mut().zip(&mut sequence.held) {
-            *held += accepted;
-            let keep = (*held as usize).div_ceil(self.page_size);
-            assert!(table.len() >= keep, "committed tokens were reserved");
-            table.drain(keep..).for_each(|page| self.pages.release(page));
-        }
     }
 
     /// True if a sequence's last `rows` tokens can be taken back, of whose slot the last `rewindable` can. Pages alone can
@@ -388,8 +327,7 @@ impl Memory {
                 slot => slot,
             },
         };
-        let tables = self.get(id).tables.clone();
-        tables.iter().flatten().for_each(|page| self.pages.share(*page));
+        let tables = self.share_tables(id);
         self.prefixes.insert(scope, tokens, Entry { slot, tables, eviction: None });
         slot.map(copy)
     }
@@ -511,13 +449,21 @@ impl Memory {
     /// A second sequence with the same committed tokens: tables are shared, the slot is copied.
     pub fn fork(&mut self, id: SequenceId) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
-        let Sequence { slot: from, scope, committed, held, shares, asked, eviction_policy, tables } = self.get(id);
+        let tables = self.share_tables(id);
+        let Sequence { slot: from, scope, committed, held, shares, asked, eviction_policy, room, .. } = self.get(id);
         let work = DeviceWork { copy_slots: vec![(*from, slot)], ..DeviceWork::default() };
-        let (scope, committed, asked, eviction_policy, held) =
-            (*scope, *committed, *asked, *eviction_policy, held.clone());
-        let (shares, tables) = (shares.clone(), tables.clone());
+        let (scope, committed, asked, eviction_policy, room, held) =
+            (*scope, *committed, *asked, *eviction_policy, *room, held.clone());
+        let shares = shares.clone();
+        let fork = Sequence { slot, scope, committed, held, shares, asked, eviction_policy, tables, room };
+        Ok((self.insert(fork), work))
+    }
+
+    /// The tables of a sequence, whose pages somebody else holds as well from now on.
+    fn share_tables(&mut self, id: SequenceId) -> Vec<Vec<Page>> {
+        let tables = self.get_mut(id).tables.clone();
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        Ok((self.insert(Sequence { slot, scope, committed, held, shares, asked, eviction_policy, tables }), work))
+        tables
     }
 
     /// Committed tokens.

@@ -98,7 +98,7 @@ impl Memory {
     /// Remembers what a sequence has read that has evicted tokens.
     pub(super) fn seal_shortened(&mut self, id: SequenceId, tokens: &[u32]) -> Option<DeviceWork> {
         let sequence = self.get(id);
-        let (live, scope, tables) = (sequence.slot, sequence.scope, sequence.tables.clone());
+        let (live, scope) = (sequence.slot, sequence.scope);
         let eviction = self.eviction(id)?;
         if self.shortened.keeps(scope, tokens) {
             return None;
@@ -107,7 +107,7 @@ impl Memory {
             self.drop_a_prefix(Need::Place);
         }
         let slot = self.take_spare_slot()?;
-        tables.iter().flatten().for_each(|page| self.pages.share(*page));
+        let tables = self.share_tables(id);
         self.shortened.insert(scope, tokens, prefix::Entry { slot: Some(slot), tables, eviction: Some(eviction) });
         Some(DeviceWork { copy_slots: vec![(live, slot)], ..DeviceWork::default() })
     }

@@ -87,6 +87,12 @@ impl Memory {
             let has_pages =
                 |(table, held): (&Vec<Page>, &u32)| table.len() >= (*held as usize).div_ceil(self.page_size);
             assert!(sequence.tables.iter().zip(&sequence.held).all(has_pages), "held tokens have pages");
+            let has_room = |(table, held): (&Vec<Page>, &u32)| {
+                let own = table.iter().skip(*held as usize / self.page_size).all(|page| !self.pages.is_shared(*page));
+                own && table.len() * self.page_size >= (held + sequence.room) as usize
+            };
+            let tables = sequence.tables.iter().zip(&sequence.held);
+            assert!(sequence.room == 0 || tables.clone().all(has_room), "there is room where it is said to be");
             assert!(self.slots.is_held(sequence.slot), "a live sequence holds its slot");
             sequence.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }

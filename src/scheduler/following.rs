@@ -18,10 +18,10 @@ pub(super) struct Alike {
 impl Scheduler {
     /// Notes whose prompts a request that has begun shares the beginning of, and has these remembered where it leaves them.
     pub(super) fn find_alike(&mut self, memory: &Memory, id: SequenceId) {
-        self.sequences.iter_mut().for_each(|other| other.alike.retain(|alike| alike.id != id));
+        self.sequences.values_mut().for_each(|other| other.alike.retain(|alike| alike.id != id));
         let (fresh, grain, committed) = (self.fresh, self.grain, memory.committed(id));
-        let Some(at) = self.sequences.iter().position(|sequence| sequence.id == id) else { return };
-        let (older, rest) = self.sequences.split_at_mut(at);
+        let Some(at) = self.sequences.get_index_of(&id) else { return };
+        let (older, rest) = self.sequences.as_mut_slice().split_at_mut(at);
         let own = &mut rest[0];
         let wants = |running: &super::Running| running.cache == Cache::Use && running.outputs != Outputs::All;
         if !own.running.as_ref().is_some_and(|running| running.joins && wants(running)) {
@@ -29,7 +29,7 @@ impl Scheduler {
         }
         // At least one token is left to read.
         let prompt = &own.tokens[..own.prompt as usize - 1];
-        for other in older.iter_mut().filter(|other| memory.scope(other.id) == memory.scope(id)) {
+        for other in older.values_mut().filter(|other| memory.scope(other.id) == memory.scope(id)) {
             let read = memory.committed(other.id);
             let Some(running) = other.running.as_mut().filter(|running| running.joins && read < other.prompt) else {
                 continue;
@@ -52,7 +52,7 @@ impl Scheduler {
         let own = memory.committed(id);
         let (mut known, mut ahead) = (own, Vec::new());
         for alike in &self.get(id).alike {
-            let other = self.sequences.iter().find(|other| other.id == alike.id && !other.paused);
+            let other = self.sequences.get(&alike.id).filter(|other| !other.paused);
             let Some(other) = other.filter(|other| self.apart != Some(other.id)) else { continue };
             let (read, seals) = (memory.committed(other.id), other.running.iter().flat_map(|running| &running.seals));
             let shared = seals.copied().filter(|seal| *seal <= alike.common);

@@ -15,6 +15,7 @@ use crate::{
     memory::{DeviceWork, Full, Memory, Miss, Reuse, SequenceId},
     policy::SegmentProgress,
 };
+use indexmap::IndexMap;
 use kvas_backend::{CHUNK, Limits, Outputs, Replay};
 
 /// One sequence's share of a step.
@@ -54,6 +55,15 @@ pub struct StepPlan {
     pub starved: Option<(SequenceId, Full)>,
 }
 
+impl StepPlan {
+    /// Mostly there is nothing to move.
+    fn add_work(&mut self, work: DeviceWork) {
+        if work != DeviceWork::default() {
+            self.work.push(work);
+        }
+    }
+}
+
 /// A sequence, and how many of its tokens are left to read.
 type Pending = (SequenceId, u32);
 
@@ -67,7 +77,7 @@ struct Left {
 /// The sequences and their requests, oldest request first.
 #[derive(Debug)]
 pub struct Scheduler {
-    sequences: Vec<Sequence>,
+    sequences: IndexMap<SequenceId, Sequence, ahash::RandomState>,
     rows: u32,
     outputs: u32,
     window: u32,
@@ -86,7 +96,7 @@ impl Scheduler {
     pub fn new(limits: &Limits) -> Self {
         let Replay { window, fresh, .. } = limits.replay;
         let (rows, outputs, grain) = (limits.rows as u32, limits.outputs as u32, CHUNK as u32);
-        let (window, fresh, sequences) = (window as u32, fresh as u32, Vec::new());
+        let (window, fresh, sequences) = (window as u32, fresh as u32, IndexMap::default());
         Self { sequences, rows, outputs, window, fresh, grain, apart: None, turn: 0 }
     }
 
@@ -97,31 +107,31 @@ impl Scheduler {
 
     /// Adds an open, empty sequence.
     pub fn add(&mut self, id: SequenceId) {
-        self.sequences.push(Sequence::new(id));
+        self.sequences.insert(id, Sequence::new(id));
     }
 
     /// Forgets a sequence.
     pub fn remove(&mut self, id: SequenceId) {
-        self.sequences.retain(|sequence| sequence.id != id);
+        self.sequences.shift_remove(&id);
     }
 
     /// The timeline of a sequence.
     pub fn get(&self, id: SequenceId) -> &Sequence {
-        self.sequences.iter().find(|sequence| sequence.id == id).expect("the sequence is known")
+        self.sequences.get(&id).expect("the sequence is known")
     }
 
     fn get_mut(&mut self, id: SequenceId) -> &mut Sequence {
-        self.sequences.iter_mut().find(|sequence| sequence.id == id).expect("the sequence is known")
+        self.sequences.get_mut(&id).expect("the sequence is known")
     }
 
     /// All sequences.
-    pub fn sequences(&self) -> impl Iterator<Item = &Sequence> {
-        self.sequences.iter()
+    pub fn sequences(&self) -> impl DoubleEndedIterator<Item = &Sequence> {
+        self.sequences.values()
     }
 
     /// Sequences with a request in progress.
     pub fn running(&self) -> impl Iterator<Item = &Sequence> {
-        self.sequences.iter().filter(|sequence| sequence.running.is_some())
+        self.sequences().filter(|sequence| sequence.running.is_some())
     }
 
     /// Begins a request on an idle sequence, whose slot can take back its last `rewindable` rows: keeps or finds what is
@@ -148,9 +158,8 @@ impl Scheduler {
         sequence.begin(prompt, running);
         self.begin_reading(id, &reuse);
         // Oldest request first: this one is now the youngest.
-        let at = self.sequences.iter().position(|sequence| sequence.id == id).expect("the sequence is known");
-        let sequence = self.sequences.remove(at);
-        self.sequences.push(sequence);
+        let sequence = self.sequences.shift_remove(&id).expect("the sequence is known");
+        self.sequences.insert(id, sequence);
         self.find_alike(memory, id);
         reuse
     }
@@ -205,8 +214,7 @@ impl Scheduler {
         }
         if plan.spans.is_empty() {
             // When the oldest gives up, there is room for the others.
-            let age = |id: SequenceId| self.sequences.iter().position(|sequence| sequence.id == id);
-            plan.starved = refused.into_iter().min_by_key(|(id, _)| age(*id));
+            plan.starved = refused.into_iter().min_by_key(|(id, _)| self.sequences.get_index_of(id));
         }
         plan
     }
@@ -282,7 +290,7 @@ impl Scheduler {
         }
         // No request makes room for drafts.
         let Ok(work) = memory.reserve(id, 1 + drafts) else { return false };
-        plan.work.push(work);
+        plan.add_work(work);
         plan.spans.push(PlannedSpan { id, rows: 1 + drafts, drafts, outputs: Outputs::All });
         (left.rows, left.outputs) = (left.rows - 1 - drafts, left.outputs - 1 - drafts);
         (spare.rows, spare.outputs) = (spare.rows - drafts, spare.outputs - drafts);
@@ -309,7 +317,7 @@ impl Scheduler {
         }
         match self.reserve(memory, (id, rows), plan) {
             Ok(work) => {
-                plan.work.push(work);
+                plan.add_work(work);
                 let outputs = match (wants_all, self.is_middle(memory, id, rows)) {
                     (true, _) => Outputs::All,
                     (false, true) => Outputs::None,
@@ -402,7 +410,7 @@ impl Scheduler {
 
     /// Drafts of before are not for the next step.
     pub fn propose_nothing(&mut self) {
-        self.sequences.iter_mut().for_each(|sequence| sequence.drafts.clear());
+        self.sequences.values_mut().for_each(|sequence| sequence.drafts.clear());
     }
 
     /// Proposes tokens that may follow the one of a sequence that is to be read next.

@@ -54,14 +54,14 @@ impl Scheduler {
     fn victim(&self, memory: &Memory, id: SequenceId, spans: &[PlannedSpan]) -> Option<SequenceId> {
         let holds = |sequence: &&Sequence| memory.committed(sequence.id) > 0 && sequence.id != id;
         let idle = self.idle(memory).find(holds);
-        let younger = self.sequences.iter().rev().take_while(|sequence| sequence.id != id);
+        let younger = self.sequences().rev().take_while(|sequence| sequence.id != id);
         let is_free = |sequence: &&Sequence| !spans.iter().any(|span| span.id == sequence.id);
         idle.or_else(|| younger.filter(holds).find(is_free)).map(|sequence| sequence.id)
     }
 
     /// Sequences that hold something and have no request, the one longest so first.
     fn idle(&self, memory: &Memory) -> impl Iterator<Item = &Sequence> {
-        self.sequences.iter().filter(|sequence| memory.committed(sequence.id) > 0 && sequence.running.is_none())
+        self.sequences().filter(|sequence| memory.committed(sequence.id) > 0 && sequence.running.is_none())
     }
 
     /// Empties a sequence. It leaves no snapshot in memory: every kept prefix gave way before, and its own would be the

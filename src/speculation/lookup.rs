@@ -3,8 +3,8 @@
 
 use super::{Confidence, DraftRequest, Drafter, DrafterKind};
 use crate::memory::SequenceId;
+use ahash::AHashMap;
 use kvas_backend::DeviceError;
-use std::collections::HashMap;
 
 /// Tokens that have to match at least.
 const GRAM: usize = 2;
@@ -35,7 +35,7 @@ pub struct Index {
     tokens: Vec<u32>,
     /// By place: the one before it with the same pair.
     earlier: Vec<u32>,
-    latest: HashMap<[u32; GRAM], u32>,
+    latest: AHashMap<[u32; GRAM], u32>,
 }
 
 impl Index {
@@ -57,6 +57,17 @@ impl Index {
             let first = tokens.len() - REMEMBERED;
             *self = Self { first, ..Self::default() };
             tokens[first..].iter().for_each(|token| self.push(*token));
+        }
+    }
+
+    /// The same for tokens that have only become more since they were followed: at the cost of those that are new.
+    fn go_on(&mut self, tokens: &[u32]) {
+        let known = self.first + self.tokens.len();
+        let is_longer =
+            known > 0 && tokens.get(known - 1) == self.tokens.last() && known - self.first <= 2 * REMEMBERED;
+        match tokens.get(known..).filter(|_| is_longer) {
+            Some(new) => new.iter().for_each(|token| self.push(*token)),
+            None => self.follow(tokens),
         }
     }
 
@@ -122,7 +133,27 @@ impl Index {
 /// An index for every sequence.
 #[derive(Debug, Default)]
 pub struct Lookup {
-    sequences: HashMap<SequenceId, Index>,
+    sequences: AHashMap<SequenceId, Indexed>,
+}
+
+/// The index of a sequence, and whether its tokens have only become more since it was made.
+#[derive(Debug, Default)]
+struct Indexed {
+    index: Index,
+    goes_on: bool,
+}
+
+impl Lookup {
+    /// The index of a sequence with these tokens.
+    fn index(&mut self, id: SequenceId, tokens: &[u32]) -> &Index {
+        let Indexed { index, goes_on } = self.sequences.entry(id).or_default();
+        if std::mem::replace(goes_on, true) {
+            index.go_on(tokens)
+        } else {
+            index.follow(tokens)
+        }
+        index
+    }
 }
 
 impl Drafter for Lookup {
@@ -131,9 +162,7 @@ impl Drafter for Lookup {
     }
 
     fn look(&mut self, id: SequenceId, tokens: &[u32]) -> Option<Confidence> {
-        let index = self.sequences.entry(id).or_default();
-        index.follow(tokens);
-        let length = index.find()?.length;
+        let length = self.index(id, tokens).find()?.length;
         Some(match length {
             ..4 => Confidence::Hardly,
             4..8 => Confidence::Rather,
@@ -144,11 +173,16 @@ impl Drafter for Lookup {
 
     fn draft(&mut self, asked: &mut [DraftRequest<'_>]) -> Result<(), DeviceError> {
         for asked in asked {
-            let index = self.sequences.entry(asked.id).or_default();
-            index.follow(asked.tokens);
+            let index = self.index(asked.id, asked.tokens);
             asked.drafts = index.find().map_or(vec![], |found| index.following(found, asked.most));
         }
         Ok(())
+    }
+
+    fn begins(&mut self, id: SequenceId) {
+        if let Some(indexed) = self.sequences.get_mut(&id) {
+            indexed.goes_on = false;
+        }
     }
 
     fn forget(&mut self, id: SequenceId) {

@@ -121,6 +121,9 @@ pub trait Drafter: Send + std::fmt::Debug {
     /// Its kind.
     fn kind(&self) -> DrafterKind;
 
+    /// A request begins on a sequence, whose tokens may be others than they were. Until the next one they only become more.
+    fn begins(&mut self, _id: SequenceId) {}
+
     /// How sure it is of what follows these tokens of a sequence; `None` if it has nothing to say.
     fn look(&mut self, id: SequenceId, tokens: &[u32]) -> Option<Confidence>;
 

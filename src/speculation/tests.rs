@@ -83,6 +83,47 @@ fn every_sequence_has_an_index_of_its_own() {
     assert_eq!((lookup.kind(), lookup.watches()), (DrafterKind::Ngram, false));
 }
 
+#[test]
+fn what_is_looked_up_is_that_of_the_tokens_there_are_whatever_was_there_before() {
+    let (id, mut changed) = (SequenceId(1), 0);
+    for seed in 0..40 {
+        let mut random = Random::new(seed);
+        let vocab = 2 + random.below(6);
+        let (mut lookup, mut tokens) = (Lookup::default(), Vec::new());
+        for _ in 0..200 {
+            if random.below(10) > 0 || tokens.is_empty() {
+                (0..random.below(4)).for_each(|_| tokens.push(random.below(vocab) as u32));
+            } else {
+                // Another request: what it begins with may differ anywhere, at the same length too.
+                lookup.begins(id);
+                let at = random.below(tokens.len());
+                tokens[at] = random.below(vocab) as u32;
+                tokens.truncate(tokens.len() - random.below(tokens.len() / 2 + 1));
+                changed += 1;
+            }
+            let asked = |lookup: &mut Lookup| {
+                let request = DraftRequest { id, tokens: &tokens, most: 5, drafts: vec![] };
+                let (mut requests, sure) = ([request], lookup.look(id, &tokens));
+                lookup.draft(&mut requests).unwrap();
+                (sure, std::mem::take(&mut requests[0].drafts))
+            };
+            assert_eq!(asked(&mut lookup), asked(&mut Lookup::default()), "{tokens:?}");
+        }
+    }
+    assert!(changed > 100, "{changed} requests");
+}
+
+#[test]
+fn a_text_that_goes_on_is_forgotten_but_for_its_end() {
+    let (mut lookup, id) = (Lookup::default(), SequenceId(1));
+    let text: Vec<u32> = (0..150_000).chain([140_000, 140_001, 5, 6]).collect();
+    for end in (1..150_000).step_by(997).chain([150_002]) {
+        lookup.look(id, &text[..end]);
+    }
+    assert_eq!(lookup.look(id, &text[..150_002]), Some(Confidence::Hardly));
+    assert_eq!(lookup.look(id, &text), None, "what stood at the beginning is forgotten");
+}
+
 /// Rounds in which every token is accepted with a probability; how many tokens were drafted a round in the end, and
 /// the tokens of all rounds over their cost.
 fn rounds(rate: f64, costs: &[f64], count: usize) -> (f64, f64) {
