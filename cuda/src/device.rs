@@ -477,7 +477,11 @@ impl Graph {
         // SAFETY: as above.
         let destroyed = unsafe { result::graph::destroy(graph) };
         made.result().and(destroyed).map_err(driver("making a graph"))?;
-        Ok(Self(exec, device.gpu.clone()))
+        let made = Self(exec, device.gpu.clone());
+        // So that it is there before it is launched for the first time.
+        // SAFETY: both handles are alive.
+        unsafe { result::graph::upload(exec, device.stream.0) }.map_err(driver("uploading a graph"))?;
+        Ok(made)
     }
 
     /// Puts it into the stream.

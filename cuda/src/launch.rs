@@ -357,6 +357,8 @@ pub(crate) struct Launched {
 
 // SAFETY: a handle of a function and plain numbers.
 unsafe impl Send for Launched {}
+// SAFETY: as above; nobody changes it.
+unsafe impl Sync for Launched {}
 
 impl Launched {
     /// Puts it into the stream.

@@ -231,9 +231,9 @@ impl Machine {
         self.graphs.run_known(&self.shape, &self.device)
     }
 
-    /// Everything the step asks for from here on waits for [`Machine::end_ops`].
+    /// What the step asks for from here on may wait for [`Machine::end_ops`].
     pub(crate) fn begin_ops(&self) -> Result<(), DeviceError> {
-        self.device.begin_step()
+        self.device.begin_step(&self.graphs)
     }
 
     /// Runs it, at once if the same was run before.

@@ -1,7 +1,8 @@
 //! Steps as graphs. What a step puts into the stream is recorded and compared with that of earlier steps: if every
 //! launch is the same to the bit, a graph of all of them takes one call. So a graph can never be stale, and gives the
 //! bits that its launches give one by one. Of a step whose shape was seen with that graph nothing is recorded: ops see
-//! no more of it than the shape.
+//! no more of it than the shape. Once a step differs from all graphs there are, what it asks for goes into the stream at
+//! once, and a graph of it is made while the device is at work.
 
 use crate::{
     device::{Device, Graph, Ptr, failed},
@@ -12,6 +13,7 @@ use kvas_backend::DeviceError;
 use std::{
     collections::VecDeque,
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    sync::Arc,
 };
 
 /// Something that is put into a stream.
@@ -32,51 +34,76 @@ impl Call {
     }
 }
 
-/// Calls that wait for the end of their step.
+/// The calls of a step, which wait for its end as long as they may be those of a graph.
 #[derive(Default)]
 pub(crate) struct Recorder {
     is_on: bool,
     calls: Vec<Call>,
-    /// Some calls were not waited with: the step is none to make a graph of.
+    /// What graphs put into the stream that begin with these calls. None: the calls are there already.
+    candidates: Vec<Arc<[Call]>>,
+    /// Something else came between some calls: the step is none to make a graph of.
     is_broken: bool,
 }
 
+impl Recorder {
+    /// Whether the calls wait for the end of the step.
+    fn waits(&self) -> bool {
+        !self.candidates.is_empty()
+    }
+
+    /// One more call.
+    fn add(&mut self, call: Call, device: &Device) -> Result<(), DeviceError> {
+        let at = self.calls.len();
+        let waited = self.waits();
+        self.candidates.retain(|known| known.get(at) == Some(&call));
+        self.calls.push(call);
+        match (waited, self.waits()) {
+            (_, true) => Ok(()),
+            (true, false) => run_all(&self.calls, device),
+            (false, false) => self.calls[at].now(device),
+        }
+    }
+}
+
 impl Device {
-    /// Puts something into the stream, at the latest when the step ends.
+    /// Puts something into the stream, when the step ends at the latest.
     pub(crate) fn call(&self, call: Call) -> Result<(), DeviceError> {
         let mut recorder = self.recorder.lock().map_err(|_| failed("a thread panicked in a step"))?;
+        self.bind()?;
         if recorder.is_on {
-            recorder.calls.push(call);
-            return Ok(());
+            return recorder.add(call, self);
         }
         drop(recorder);
-        self.bind()?;
         call.now(self)
     }
 
-    /// Makes what follows wait for [`Device::end_step`].
-    pub(crate) fn begin_step(&self) -> Result<(), DeviceError> {
+    /// Makes what follows wait for [`Device::end_step`] as long as a graph puts the same into the stream.
+    pub(crate) fn begin_step(&self, graphs: &Graphs) -> Result<(), DeviceError> {
         let mut recorder = self.recorder.lock().map_err(|_| failed("a thread panicked in a step"))?;
-        recorder.calls.clear();
-        (recorder.is_on, recorder.is_broken) = (true, false);
+        let candidates = graphs.graphs.iter().map(|known| known.calls.clone()).collect();
+        *recorder = Recorder { is_on: true, candidates, ..Recorder::default() };
         Ok(())
     }
 
-    /// Puts what waits into the stream, as a graph if the same was asked for often enough.
+    /// Puts what waits into the stream, by its graph if it has one, and remembers the step.
     pub(crate) fn end_step(&self, graphs: &mut Graphs, shape: &Shape) -> Result<(), DeviceError> {
         let mut recorder = self.recorder.lock().map_err(|_| failed("a thread panicked in a step"))?;
-        let (calls, is_broken) = (std::mem::take(&mut recorder.calls), recorder.is_broken);
-        recorder.is_on = false;
+        let Recorder { calls, candidates, is_broken, .. } = std::mem::take(&mut *recorder);
         drop(recorder);
         self.bind()?;
-        if is_broken { run_all(&calls, self) } else { graphs.run(calls, shape, self) }
+        if !candidates.is_empty() && graphs.run_same(&calls, shape, self)? {
+            return Ok(());
+        }
+        if !candidates.is_empty() {
+            run_all(&calls, self)?;
+        }
+        if is_broken { Ok(()) } else { graphs.remember(calls, shape, self) }
     }
 
     /// Forgets what waits: its step failed.
     pub(crate) fn abandon_step(&self) {
         if let Ok(mut recorder) = self.recorder.lock() {
-            recorder.calls.clear();
-            recorder.is_on = false;
+            *recorder = Recorder::default();
         }
     }
 
@@ -84,10 +111,13 @@ impl Device {
     pub(crate) fn run_recorded(&self) -> Result<(), DeviceError> {
         self.bind()?;
         let mut recorder = self.recorder.lock().map_err(|_| failed("a thread panicked in a step"))?;
-        let calls = std::mem::take(&mut recorder.calls);
-        recorder.is_broken |= !calls.is_empty();
+        let (calls, waited) = (std::mem::take(&mut recorder.calls), recorder.waits());
+        if !calls.is_empty() {
+            recorder.is_broken = true;
+            recorder.candidates.clear();
+        }
         drop(recorder);
-        run_all(&calls, self)
+        if waited { run_all(&calls, self) } else { Ok(()) }
     }
 }
 
@@ -97,7 +127,7 @@ fn run_all(calls: &[Call], device: &Device) -> Result<(), DeviceError> {
 
 /// A graph, what it puts into the stream, and shapes of steps that did; the last used first.
 struct CachedGraph {
-    calls: Vec<Call>,
+    calls: Arc<[Call]>,
     graph: Graph,
     shapes: VecDeque<Shape>,
 }
@@ -119,7 +149,7 @@ pub(crate) struct Graphs {
 const KEPT: usize = 24;
 /// Steps without a graph that are remembered.
 const SEEN: usize = 64;
-/// A graph is made when a step comes for this time: making one costs as much as a few steps.
+/// A graph is made when a step comes for this time: making one takes the processor as long as a few steps.
 const OFTEN: u32 = 3;
 /// Steps of more calls than this are those of long prompts on deep models; of fewer, nothing is gained.
 const CALLS: std::ops::RangeInclusive<usize> = 4..=20_000;
@@ -145,18 +175,20 @@ impl Graphs {
         &mut self.graphs[0]
     }
 
-    fn run(&mut self, calls: Vec<Call>, shape: &Shape, device: &Device) -> Result<(), DeviceError> {
-        if self.is_eager || !CALLS.contains(&calls.len()) {
-            return run_all(&calls, device);
-        }
-        if let Some(at) = self.graphs.iter().position(|known| known.calls == calls) {
-            let known = self.use_graph(at);
-            known.shapes.push_front(shape.clone());
-            known.shapes.truncate(SHAPES);
-            return known.graph.launch(device);
-        }
-        if self.times_seen(&calls) < OFTEN {
-            return run_all(&calls, device);
+    /// Runs the graph that puts these calls into the stream, if there is one.
+    fn run_same(&mut self, calls: &[Call], shape: &Shape, device: &Device) -> Result<bool, DeviceError> {
+        let Some(at) = self.graphs.iter().position(|known| *known.calls == *calls) else { return Ok(false) };
+        let known = self.use_graph(at);
+        known.shapes.push_front(shape.clone());
+        known.shapes.truncate(SHAPES);
+        known.graph.launch(device)?;
+        Ok(true)
+    }
+
+    /// Remembers what was put into the stream one by one: for the next time, as a graph if it came often enough.
+    fn remember(&mut self, calls: Vec<Call>, shape: &Shape, device: &Device) -> Result<(), DeviceError> {
+        if self.is_eager || !CALLS.contains(&calls.len()) || self.times_seen(&calls) < OFTEN {
+            return Ok(());
         }
         let graph = Graph::capture(device, &|| run_all(&calls, device))?;
         if self.graphs.len() == KEPT {
@@ -164,8 +196,7 @@ impl Graphs {
             device.synchronize()?;
             self.graphs.pop_back();
         }
-        graph.launch(device)?;
-        self.graphs.push_front(CachedGraph { calls, graph, shapes: VecDeque::from([shape.clone()]) });
+        self.graphs.push_front(CachedGraph { calls: calls.into(), graph, shapes: VecDeque::from([shape.clone()]) });
         Ok(())
     }
 
