@@ -82,8 +82,12 @@ impl ApiError {
 
     /// There is no room now.
     pub fn busy(message: impl Into<String>, retry_after: u64) -> Self {
-        let busy = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
-        Self { retry_after: Some(retry_after), ..busy }
+        Self { retry_after: Some(retry_after), ..Self::no_room(message) }
+    }
+
+    /// There is no room, and asking again is no help.
+    pub fn no_room(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
     /// The time the request was given is over.

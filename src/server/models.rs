@@ -210,7 +210,7 @@ impl Models {
                 }
                 // Nobody has to go for what that does not help.
                 Err(LoadError::Fault(what)) => return Err(ApiError::internal(what)),
-                Err(LoadError::TooLarge(what)) => return Err(ApiError::busy(what, 5)),
+                Err(LoadError::TooLarge(what)) => return Err(ApiError::no_room(what)),
                 Err(LoadError::NoRoom(what)) => what,
             };
             let Some(memory) = self.unload_one() else {
