@@ -1,6 +1,6 @@
 //! What the engine itself takes of a step, around a device that takes nothing: `cargo bench --bench engine`. A GPU waits for the
-//! part which comes between two steps. `--sequences N` and `--drafts N` change what is at work, `--lookup 1` has the text itself looked
-//! through for drafts, `--prompt N` makes prompts longer. With `--evict MIB` the device goes through so much memory in each step: caches
+//! part which comes between two steps. `--sequences N` and `--drafts N` change what is at work, `--lookup N` has the text itself looked
+//! through for up to N drafts instead, `--prompt N` makes prompts longer. With `--evict MIB` the device goes through so much memory in each step: caches
 //! have little of what the engine knows when a step of some milliseconds has ended.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
@@ -44,6 +44,9 @@ fn main() -> Result<(), String> {
                 return Err(format!("{argument}: expected {known}"));
             }
         }
+    }
+    if of.drafts > 0 && of.lookup > 0 {
+        return Err("--drafts and --lookup: expected one of them".to_string());
     }
     let model = Model::open(&path, None).map_err(|error| error.to_string())?;
     for (name, params) in [("greedy", SamplerParams::greedy()), ("default", SamplerParams::default())] {
@@ -97,7 +100,8 @@ fn measure(model: &Model, name: &str, params: &SamplerParams, of: Work) {
     let streams: Vec<_> = (0..sequences as u32)
         .map(|number| {
             let sampler = Sampler::new(SamplerParams { seed: Some(1), ..params.clone() }, vocab, &[]).unwrap();
-            let prompt = (0..prompt as u32).map(|at| (number * 7919 + at * (at + 3)) % vocab as u32).collect();
+            let token = |at: u64| ((u64::from(number) * 7919 + at * (at + 3)) % vocab as u64) as u32;
+            let prompt = (0..prompt as u64).map(token).collect();
             engine.submit(Request { max_tokens: TOKENS, ..Request::new(prompt, sampler) })
         })
         .collect();

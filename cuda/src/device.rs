@@ -460,7 +460,7 @@ pub(crate) struct Graph(sys::CUgraphExec, Arc<Gpu>);
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Captures what `run` puts into the stream of `device`, which runs none of it.
+    /// Captures what `run` puts into the stream of `device`, which runs none of it, and has the graph brought to the device.
     pub(crate) fn capture(device: &Device, run: &dyn Fn() -> Result<(), DeviceError>) -> Result<Self, DeviceError> {
         device.bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;

@@ -91,8 +91,9 @@ impl Device {
         let Recorder { calls, candidates, is_broken, .. } = std::mem::take(&mut *recorder);
         drop(recorder);
         self.bind()?;
-        if !candidates.is_empty() && graphs.run_same(&calls, shape, self)? {
-            return Ok(());
+        // Those that are left begin with these calls.
+        if let Some(same) = candidates.iter().find(|known| known.len() == calls.len()) {
+            return graphs.run_same(same, shape, self);
         }
         if !candidates.is_empty() {
             run_all(&calls, self)?;
@@ -177,14 +178,14 @@ impl Graphs {
         &mut self.graphs[0]
     }
 
-    /// Runs the graph that puts these calls into the stream, if there is one.
-    fn run_same(&mut self, calls: &[Call], shape: &Shape, device: &Device) -> Result<bool, DeviceError> {
-        let Some(at) = self.graphs.iter().position(|known| *known.calls == *calls) else { return Ok(false) };
+    /// Runs the graph of these calls for a step of another shape, which is remembered.
+    fn run_same(&mut self, calls: &Arc<[Call]>, shape: &Shape, device: &Device) -> Result<(), DeviceError> {
+        let at = self.graphs.iter().position(|known| Arc::ptr_eq(&known.calls, calls));
+        let at = at.expect("graphs come and go between steps only");
         let known = self.use_graph(at);
         known.shapes.push_front(shape.clone());
         known.shapes.truncate(SHAPES);
-        known.graph.launch(device)?;
-        Ok(true)
+        known.graph.launch(device)
     }
 
     /// Remembers what was put into the stream one by one: for the next time, as a graph if it came often enough.

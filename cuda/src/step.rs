@@ -66,12 +66,14 @@ const UPDATES: usize = 16 << 10;
 /// Words of the header.
 const HEADER: usize = 8;
 
-/// Entries of page tables that are compared at once with what the device has seen: of a long context all but the last few are known.
-const AT_ONCE: usize = 64;
-
-/// Whether the device has seen these entries.
-fn is_known(known: &[u32], table: &[Page]) -> bool {
-    known.iter().zip(table).fold(0, |differ, (known, page)| differ | (known ^ page.0)) == 0
+/// How many of the first entries of a page table the device has surely seen, of a long context all but the last few: some are compared
+/// at once.
+fn first_known(known: &[u32], table: &[Page]) -> usize {
+    const AT_ONCE: usize = 64;
+    let is_same = |(known, table): &(&[u32], &[Page])| {
+        known.iter().zip(*table).fold(0, |differ, (known, page)| differ | (known ^ page.0)) == 0
+    };
+    known.chunks_exact(AT_ONCE).zip(table.chunks_exact(AT_ONCE)).take_while(is_same).count() * AT_ONCE
 }
 
 /// Where the parts of the image begin, in words of 4 bytes.
@@ -237,28 +239,23 @@ impl StepImage {
             return Err(failed(format!("a table of {} pages, there is room for {stride}", table.len())));
         }
         let first = (span.slot.0 as usize * stores + store) * stride;
-        for (number, part) in table.chunks(AT_ONCE).enumerate() {
-            let first = first + number * AT_ONCE;
-            if is_known(&self.tables.known[first..][..part.len()], part) {
+        let same = first_known(&self.tables.known[first..][..table.len()], table);
+        for (page, at) in table.iter().zip(first..).skip(same) {
+            if self.tables.known[at] == page.0 {
                 continue;
             }
-            for (page, at) in part.iter().zip(first..) {
-                if self.tables.known[at] == page.0 {
-                    continue;
-                }
-                if *updates == UPDATES {
-                    let begin = 4 * self.layout.updates;
-                    let end = host.0.len();
-                    let lent = device.upload_pinned(self.memory.at().at(begin), host, begin..end)?;
-                    self.apply(device, *updates)?;
-                    host = lent.back()?;
-                    *updates = 0;
-                }
-                self.tables.known[at] = page.0;
-                let words: &mut [u32] = bytemuck::cast_slice_mut(&mut host.0);
-                words[self.layout.updates + 2 * *updates..][..2].copy_from_slice(&[at as u32, page.0]);
-                *updates += 1;
+            if *updates == UPDATES {
+                let begin = 4 * self.layout.updates;
+                let end = host.0.len();
+                let lent = device.upload_pinned(self.memory.at().at(begin), host, begin..end)?;
+                self.apply(device, *updates)?;
+                host = lent.back()?;
+                *updates = 0;
             }
+            self.tables.known[at] = page.0;
+            let words: &mut [u32] = bytemuck::cast_slice_mut(&mut host.0);
+            words[self.layout.updates + 2 * *updates..][..2].copy_from_slice(&[at as u32, page.0]);
+            *updates += 1;
         }
         Ok(host)
     }
@@ -275,6 +272,20 @@ impl StepImage {
 mod tests {
     use super::*;
     use kvas_backend::{KvType, Replay, StateType};
+
+    #[test]
+    fn no_entry_is_taken_for_known_that_is_not() {
+        for count in [0, 1, 63, 64, 65, 200] {
+            let table: Vec<Page> = (1..).map(Page).take(count).collect();
+            let known: Vec<u32> = table.iter().map(|page| page.0).collect();
+            assert_eq!(first_known(&known, &table), count / 64 * 64);
+            for at in 0..count {
+                let mut other = known.clone();
+                other[at] ^= 1 << (at % 32);
+                assert_eq!(first_known(&other, &table), (at / 64).min(count / 64) * 64, "entry {at} of {count}");
+            }
+        }
+    }
 
     #[test]
     fn parts_of_the_image_begin_at_multiples_of_16_bytes() {

@@ -450,11 +450,11 @@ impl Memory {
     pub fn fork(&mut self, id: SequenceId) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
         let tables = self.share_tables(id);
-        let Sequence { slot: from, scope, committed, held, shares, asked, eviction_policy, room, .. } = self.get(id);
+        let Sequence { slot: from, scope, committed, held, shares, asked, eviction_policy, .. } = self.get(id);
         let work = DeviceWork { copy_slots: vec![(*from, slot)], ..DeviceWork::default() };
-        let (scope, committed, asked, eviction_policy, room, held) =
-            (*scope, *committed, *asked, *eviction_policy, *room, held.clone());
-        let shares = shares.clone();
+        let (scope, committed, asked, eviction_policy, held) =
+            (*scope, *committed, *asked, *eviction_policy, held.clone());
+        let (shares, room) = (shares.clone(), 0);
         let fork = Sequence { slot, scope, committed, held, shares, asked, eviction_policy, tables, room };
         Ok((self.insert(fork), work))
     }

@@ -1,7 +1,6 @@
 //! Pages for tokens that come, and what becomes of them when these are kept.
 
-use super::prefix::Need;
-use super::{DeviceWork, Full, Memory, SequenceId};
+use super::{DeviceWork, Full, Memory, SequenceId, prefix::Need};
 use kvas_backend::Page;
 
 impl Memory {

@@ -91,8 +91,8 @@ impl Memory {
                 let own = table.iter().skip(*held as usize / self.page_size).all(|page| !self.pages.is_shared(*page));
                 own && table.len() * self.page_size >= (held + sequence.room) as usize
             };
-            let tables = sequence.tables.iter().zip(&sequence.held);
-            assert!(sequence.room == 0 || tables.clone().all(has_room), "there is room where it is said to be");
+            let mut tables = sequence.tables.iter().zip(&sequence.held);
+            assert!(sequence.room == 0 || tables.all(has_room), "there is room where it is said to be");
             assert!(self.slots.is_held(sequence.slot), "a live sequence holds its slot");
             sequence.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }

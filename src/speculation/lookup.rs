@@ -63,8 +63,7 @@ impl Index {
     /// The same for tokens that have only become more since they were followed: at the cost of those that are new.
     fn go_on(&mut self, tokens: &[u32]) {
         let known = self.first + self.tokens.len();
-        let is_longer =
-            known > 0 && tokens.get(known - 1) == self.tokens.last() && known - self.first <= 2 * REMEMBERED;
+        let is_longer = known > 0 && tokens.get(known - 1) == self.tokens.last() && self.tokens.len() <= 2 * REMEMBERED;
         match tokens.get(known..).filter(|_| is_longer) {
             Some(new) => new.iter().for_each(|token| self.push(*token)),
             None => self.follow(tokens),
