@@ -30,8 +30,9 @@ WAYS = {
 WAYS["one of all with a penalty"] = [WAYS["default"], WAYS["presence_penalty"]]
 
 
-def ask(port, number, more, tokens, counts):
-    body = {"messages": [{"role": "user", "content": f"Tell me about the number {number}."}], "max_tokens": tokens}
+def ask(port, number, more, tokens, words, counts):
+    text = f"Tell me about the number {number}." + " a" * words
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
     body |= {"seed": number, "ignore_eos": True} | more
     answer = post(port, "/v1/chat/completions", body)
     if "usage" not in answer:
@@ -39,13 +40,14 @@ def ask(port, number, more, tokens, counts):
     counts.append(answer["usage"]["completion_tokens"])
 
 
-def rate(port, way, requests, tokens):
+def rate(port, way, requests, tokens, spread):
     """Tokens a second of all requests at once."""
     ways = way if isinstance(way, list) else [way]
     mores = [ways[0 if number else -1] for number in range(requests)]
     counts = []
     threads = [
-        threading.Thread(target=ask, args=(port, number, more, tokens, counts)) for number, more in enumerate(mores)
+        threading.Thread(target=ask, args=(port, number, more, tokens, number * spread // requests, counts))
+        for number, more in enumerate(mores)
     ]
     begun = time.monotonic()
     for thread in threads:
@@ -66,15 +68,18 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parallel", type=int, default=64, metavar="N", help="slots, and requests at once (default: 64)")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of an answer (default: 128)")
+    parser.add_argument(
+        "--spread", type=int, default=0, metavar="N", help="words that prompts differ by, so that contexts are of different lengths"
+    )
     parser.add_argument("--ways", help=f"some of them, with commas: {', '.join(WAYS)} (default: all)")
     asked = parser.parse_args()
     ways = asked.ways.split(",") if asked.ways else list(WAYS)
     if unknown := [way for way in ways if way not in WAYS]:
         parser.error(f"expected ways of {', '.join(WAYS)}, not {', '.join(unknown)}")
-    flags = ["--device", asked.device, "-c", asked.tokens + 128, "--parallel", asked.parallel]
+    flags = ["--device", asked.device, "-c", asked.tokens + 2 * asked.spread + 128, "--parallel", asked.parallel]
     with serving(asked.kvas, asked.model, *flags) as port:
         for way in ways:
-            rates = [rate(port, WAYS[way], asked.parallel, asked.tokens) for _ in range(2)]
+            rates = [rate(port, WAYS[way], asked.parallel, asked.tokens, asked.spread) for _ in range(2)]
             print(f"{way:28} {max(rates):9.0f} tokens/s", flush=True)
 
 

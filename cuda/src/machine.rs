@@ -7,6 +7,7 @@ use crate::{
     launch::Launch,
     ops::{
         self,
+        cutting::Looking,
         product::{Grouped, Job, Staged},
     },
     pages::{Pages, frequencies},
@@ -55,6 +56,8 @@ pub(crate) struct Machine {
     /// By span of the step, as far as launches depend on them.
     pub(crate) entries: Vec<Entry>,
     pub(crate) shape: Shape,
+    /// How attention looks at the rows of steps, in the order of [`Shape::few`].
+    pub(crate) lookings: Vec<Looking>,
     pub(crate) cursors: Cursors,
     /// What is looked for among the logits, and what was found.
     pub(crate) top_k: ops::top_k::TopKMemory,
@@ -130,6 +133,7 @@ impl Machine {
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
             shape: Shape::default(),
+            lookings: Looking::all(&program, &limits, device),
             cursors: Cursors::new(&program, &limits),
             top_k: ops::top_k::TopKMemory::new(device, &program, &limits)?,
             staged: None,
@@ -221,7 +225,7 @@ impl Machine {
             }
         }
         self.image.begin(&self.device, (step, &self.entries), &self.bounds)?;
-        self.shape = Shape::new(step, &self.entries, &self.bounds);
+        self.shape = Shape::new(step, &self.entries, &self.bounds, &self.lookings);
         self.shape.show(&mut self.step, &mut self.entries);
         Ok(())
     }

@@ -138,7 +138,7 @@ const SHAPES: usize = 16;
 
 /// Graphs of steps that came again.
 pub(crate) struct Graphs {
-    /// None are made.
+    /// No more are made: none are wanted, or one could not be.
     is_eager: bool,
     /// The last used first.
     graphs: VecDeque<CachedGraph>,
@@ -193,7 +193,11 @@ impl Graphs {
         if self.is_eager || !CALLS.contains(&calls.len()) || self.times_seen(&calls) < OFTEN {
             return Ok(());
         }
-        let graph = Graph::capture(device, &|| run_all(&calls, device))?;
+        // The step has run. What fails for want of memory is gone without, and what else fails will again.
+        let Ok(graph) = Graph::capture(device, &|| run_all(&calls, device)) else {
+            self.is_eager = true;
+            return Ok(());
+        };
         if self.graphs.len() == KEPT {
             // It may still run.
             device.synchronize()?;

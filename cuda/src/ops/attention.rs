@@ -5,40 +5,24 @@ use crate::{
     launch::USUAL_CLUSTER,
     machine::Machine,
     ops::{
+        cutting::{Cutting, Few, Looking, MOST_KV_TILES, MOST_PARTS, WARPS, least_part, row_bytes},
         flag,
-        latent::{self, Latent},
+        latent::Latent,
         segments, slake,
     },
-    shape::Held,
 };
 use kvas_backend::{
-    CHUNK, DeviceError, KvType, Limits, Program, Span, Store, op,
+    CHUNK, DeviceError, KvType, Limits, Program, op,
     store::{PageLayout, PagesDecl, SegmentMemory},
 };
-use std::ops::Range;
 
-/// `USUAL_PART`, `MOST_PARTS`, `MANY_HEADS`, `BOUNDED_PART`, `LEAST_PART`, `LEAST_KV_TILE`, `MOST_KV_TILES`, `MOST_BESIDE_SUMS`, `PART_UNIT`,
-/// `BLOCKS_AT_WORK`, `WIDE_AT_WORK` and `NARROW` of `kernels/common/attention.cuh`.
-const USUAL_PART: usize = 512;
-pub(super) const MOST_PARTS: usize = 128;
-const MANY_HEADS: usize = 8;
-pub(crate) const BOUNDED_PART: usize = 64;
-pub(crate) const LEAST_PART: usize = 128;
-const LEAST_KV_TILE: usize = 32;
-const MOST_KV_TILES: usize = 64;
-const MOST_BESIDE_SUMS: usize = 48;
-const PART_UNIT: usize = 64;
-const BLOCKS_AT_WORK: usize = 384;
-const WIDE_AT_WORK: usize = 256;
-const NARROW: usize = 128;
 /// `SUMS_COLUMNS` of `kernels/common/slake.cuh`.
 pub(super) const SUMS_COLUMNS: usize = 64;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
-/// Most blocks of a cluster that puts a context together, where the GPU has more than [`USUAL_CLUSTER`], warps of a block, and the
-/// least that a block puts together of the columns of queries, in fours: `LEAST_LOTS` of `kernels/common/attention_together.cuh`.
+/// Most blocks of a cluster that puts a context together, where the GPU has more than [`USUAL_CLUSTER`], and the least that a block
+/// puts together of the columns of queries, in fours: `LEAST_LOTS` of `kernels/common/attention_together.cuh`.
 const MOST_TOGETHER: usize = 16;
-const WARPS: usize = 4;
 const LEAST_LOTS: usize = 8;
 /// Most blocks of a multiprocessor in a launch that has such clusters.
 const AT_ONCE: usize = 3;
@@ -101,101 +85,6 @@ fn tile_units(kv_type: KvType) -> Option<[&'static str; 3]> {
     }
 }
 
-/// How the contexts of a layer are cut: this depends on where they end and on the shape of the layer alone, so that results do
-/// not depend on what else is in a step. `Parts::cut` of `kernels/common/attention.cuh`.
-#[derive(Debug, Clone, Copy)]
-struct Cutting {
-    /// Tokens of a part of a context that is not short.
-    usual: usize,
-    /// Whether parts are cut into subparts, and these into KV tiles.
-    has_kv_tiles: bool,
-    /// Most parts of a context that is long.
-    most_parts: usize,
-    /// Whether pages are latent, whose contexts are cut in a way of their own.
-    is_latent: bool,
-}
-
-/// Tokens of a part of a context, and of a KV tile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Cut {
-    part: usize,
-    kv_tile: usize,
-}
-
-impl Cutting {
-    fn of(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Self {
-        let usual = if decl.kv_heads < MANY_HEADS { USUAL_PART / 2 } else { USUAL_PART };
-        let has_kv_tiles = kv_type.scale_bytes() == 0 && tiles(decl, kv_type, page_size).is_some();
-        let at_work = if decl.key_dim > NARROW { WIDE_AT_WORK } else { BLOCKS_AT_WORK };
-        let most_parts = (at_work / decl.kv_heads).clamp(1, MOST_PARTS);
-        Self { usual, has_kv_tiles, most_parts, is_latent: decl.layout == PageLayout::Latent }
-    }
-
-    /// Tokens from which on a context is long, and most parts of such a one.
-    fn long(self, has_sums: bool) -> (usize, usize) {
-        match has_sums && !self.has_kv_tiles {
-            true => (BOUNDED_PART * MOST_PARTS, MOST_PARTS),
-            false => (self.usual / WARPS * most_kv_tiles(has_sums), self.most_parts),
-        }
-    }
-
-    /// For a context of so many tokens.
-    fn cut(self, context: usize, has_sums: bool) -> Cut {
-        if self.is_latent {
-            return Cut { part: latent::part(context), kv_tile: latent::part(context) };
-        }
-        let (longest_short, most_parts) = self.long(has_sums);
-        if context > longest_short {
-            let least = if has_sums && !self.has_kv_tiles { BOUNDED_PART } else { self.usual };
-            let part = context.div_ceil(most_parts).next_multiple_of(PART_UNIT).max(least);
-            return Cut { part, kv_tile: part / WARPS };
-        }
-        let part = match has_sums {
-            _ if self.has_kv_tiles => self.usual.min(context.next_power_of_two().max(LEAST_PART)),
-            true => BOUNDED_PART,
-            false => self.usual,
-        };
-        let mut kv_tile = LEAST_KV_TILE;
-        while kv_tile < part / WARPS && kv_tile * most_kv_tiles(has_sums) < context {
-            kv_tile *= 2;
-        }
-        Cut { part, kv_tile }
-    }
-
-    /// What blocks of a cluster tell each other of a context: its subparts, or its parts if subparts are no more than KV tiles.
-    fn told(cut: Cut, context: usize) -> usize {
-        context.div_ceil(if cut.kv_tile < cut.part / WARPS { cut.part / WARPS } else { cut.part })
-    }
-
-    /// The longest context that is cut like one of so many tokens.
-    fn longest(self, context: usize, has_sums: bool) -> usize {
-        let (longest_short, most_parts) = self.long(has_sums);
-        let cut = self.cut(context, has_sums);
-        match self.has_kv_tiles {
-            _ if self.is_latent => latent::longest(context),
-            _ if context > longest_short => cut.part * most_parts,
-            true if cut.part < self.usual => cut.part,
-            true if cut.kv_tile < cut.part / WARPS => cut.kv_tile * most_kv_tiles(has_sums),
-            _ => longest_short,
-        }
-    }
-}
-
-/// Most KV tiles of a context whose subparts have more tokens than that.
-const fn most_kv_tiles(has_sums: bool) -> usize {
-    if has_sums { MOST_BESIDE_SUMS } else { MOST_KV_TILES }
-}
-
-/// Bytes of the results of the parts of one row.
-fn row_bytes(op: &op::Attention, value_dim: usize, parts: usize) -> usize {
-    4 * op.heads * parts * (value_dim + 2)
-}
-
-/// Tokens that a part of a context of such pages has at least, if it is not the last one.
-fn least_part(decl: &PagesDecl, may_have_sums: bool) -> usize {
-    if may_have_sums || decl.layout == PageLayout::Latent { BOUNDED_PART } else { LEAST_PART }
-}
-
 /// Scratch for attention over parts of a context.
 pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limits, _device: &Device) -> u64 {
     let tokens = limits.most_held(program.page_stores());
@@ -210,66 +99,11 @@ pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limi
 }
 
 /// The files of kernels with matrix instructions for the pages of a layer, if there are any.
-fn tiles(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Option<[&'static str; 3]> {
+pub(super) fn tiles(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Option<[&'static str; 3]> {
     let is_plain = decl.layout == PageLayout::Separate && decl.key_dim == decl.value_dim;
     // The scales of a page of one token leave the next head at an odd place.
     let is_aligned = matches!(decl.key_dim, 64 | 128 | 256) && (kv_type.scale_bytes() == 0 || page_size > 1);
     tile_units(kv_type).filter(|_| is_plain && is_aligned)
-}
-
-/// Rows that are looked at in parts of their contexts, together.
-#[derive(Debug, Clone)]
-pub(super) struct Few {
-    pub(super) spans: Range<usize>,
-    rows: Range<usize>,
-    /// Most parts of a row.
-    pub(super) parts: usize,
-    /// Most KV tiles of a row, and most of what is told of them.
-    kv_tiles: usize,
-    told: usize,
-    /// Most rows of a span.
-    pub(super) most: usize,
-    /// Whether there are sums of what some of the sequences evicted.
-    has_sums: bool,
-}
-
-/// Rows that are left over of spans after whole chunks, and all rows where there are sums of what was evicted, in groups of
-/// neighbours: `room` says how many with so many parts the scratch is enough for. Rows of a span whose contexts are cut into
-/// parts of other sizes are in other groups. The contexts of spans are what is held.
-fn few_rows(
-    spans: impl Iterator<Item = (usize, Span, bool)>,
-    cutting: Cutting,
-    room: impl Fn(usize) -> usize,
-) -> Vec<Few> {
-    let mut groups: Vec<Few> = Vec::new();
-    for (number, (first, span, has_sums)) in spans.enumerate() {
-        let (all, context) = (span.rows as usize, span.context as usize);
-        let mut begin = if has_sums { 0 } else { all / CHUNK * CHUNK };
-        while begin < all {
-            let cut = cutting.cut(context + begin + 1, has_sums);
-            let of = |end: usize| (context + end).div_ceil(cut.part) + usize::from(has_sums);
-            let end = all.min(cutting.longest(context + begin + 1, has_sums) - context);
-            let end = end.min(begin + room(of(end)).max(1));
-            let (parts, rows) = (of(end), first + begin..first + end);
-            let kv_tiles = (context + end).div_ceil(cut.kv_tile);
-            let told = Cutting::told(cut, context + end);
-            let few = Few { spans: number..number + 1, most: end - begin, kv_tiles, told, parts, rows, has_sums };
-            begin = end;
-            if let Some(last) = groups.last_mut() {
-                let most_parts = last.parts.max(parts);
-                let are_neighbours = last.rows.end == few.rows.start && last.spans.end == number;
-                if are_neighbours && few.rows.end - last.rows.start <= room(most_parts) {
-                    (last.rows.end, last.spans.end) = (few.rows.end, number + 1);
-                    (last.parts, last.most) = (most_parts, last.most.max(few.most));
-                    (last.kv_tiles, last.told) = (last.kv_tiles.max(kv_tiles), last.told.max(told));
-                    last.has_sums |= has_sums;
-                    continue;
-                }
-            }
-            groups.push(few);
-        }
-    }
-    groups
 }
 
 /// How rows are looked at: those that are left over of spans by kernels with matrix instructions of a file, or all rows one by one.
@@ -290,30 +124,29 @@ struct Together {
 }
 
 impl Machine {
-    pub(crate) fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError> {
+    pub(crate) fn attention(&self, op: &op::Attention) -> Result<(), DeviceError> {
         let decl = *self.program.pages(op.store);
         if decl.key_dim.max(decl.value_dim) > MOST_COLUMNS {
             let what = format!("attention with keys of {} columns, at most {MOST_COLUMNS} can be", decl.key_dim);
             return Err(failed(what));
         }
-        let pages = self.pages.kv_type();
-        let bytes = |parts: usize| row_bytes(op, decl.value_dim, parts);
-        let available = scratch_bytes(&self.program, op, &self.limits, &self.device) as usize - 16;
-        let cutting = Cutting::of(&decl, pages, self.limits.page_size);
-        let few_rows = || few_rows(self.held_spans(op.store), cutting, |parts| available / bytes(parts));
+        let looking = Looking::new(&self.program, op, &self.limits, &self.device);
+        let at = self.lookings.iter().position(|known| *known == looking);
+        let at = at.ok_or_else(|| failed("attention of another program, expected the prepared one".to_string()))?;
+        let few = self.shape.few(at);
         if let Some(latent) = Latent::of(&decl, &self.limits, &self.device) {
             self.attend_latent_prompts(op, latent)?;
             let view = self.attention_view(op);
-            return few_rows().iter().try_for_each(|few| self.attend(op, (few, view), Way::Latent(latent)));
+            return few.iter().try_for_each(|few| self.attend(op, (few, view), Way::Latent(latent)));
         }
-        let Some([bounded, decode, prefill]) = tiles(&decl, pages, self.limits.page_size) else {
+        let Some([bounded, decode, prefill]) = tiles(&decl, self.pages.kv_type(), self.limits.page_size) else {
             self.ask(op)?;
-            let (view, all) = (self.attention_view(op), self.all_rows(op.store, available, bytes));
-            return all.iter().try_for_each(|few| self.attend(op, (few, view), Way::Any));
+            let view = self.attention_view(op);
+            return few.iter().try_for_each(|few| self.attend(op, (few, view), Way::Any));
         };
-        let few = few_rows();
         // What makes a part of what was evicted remembers the queries as well, if it meets all of them.
-        let all_have_sums = self.held_spans(op.store).all(|(_, _, has_sums)| has_sums);
+        let mut held = self.shape.held(self.program.page_ordinal(op.store), self.program.page_stores()).peekable();
+        let all_have_sums = held.peek().is_some() && held.all(|held| held.has_sums);
         let mut view = self.attention_view(op);
         view.asks = flag(all_have_sums && few.len() == 1 && few[0].rows.len() == self.step.tokens().len());
         if view.asks == 0 {
@@ -322,36 +155,6 @@ impl Machine {
         self.attend_prompts(op, prefill)?;
         let way = |few: &Few| Way::Tiles(if few.has_sums { bounded } else { decode });
         few.iter().try_for_each(|few| self.attend(op, (few, view), way(few)))
-    }
-
-    /// All rows, as many at a time as `available` bytes are enough for.
-    fn all_rows(&self, store: Store, available: usize, bytes: impl Fn(usize) -> usize) -> Vec<Few> {
-        // A context has most parts just before they become longer.
-        let tokens = self.held_spans(store).map(|(_, span, _)| (span.context + span.rows) as usize).max().unwrap_or(1);
-        let has_sums = self.held_spans(store).any(|(_, _, has_sums)| has_sums);
-        let least = least_part(self.program.pages(store), has_sums);
-        let parts = tokens.div_ceil(least).min(MOST_PARTS) + usize::from(has_sums);
-        let (rows, at_once) = (self.step.tokens().len(), (available / bytes(parts)).max(1));
-        let group = |first: usize| Few {
-            spans: 0..0,
-            rows: first..(first + at_once).min(rows),
-            parts,
-            kv_tiles: 0,
-            told: 0,
-            most: 1,
-            has_sums,
-        };
-        (0..rows).step_by(at_once).map(group).collect()
-    }
-
-    /// The spans of the step, each with its first row, what a page store holds of it as its context, and whether there are
-    /// sums of what was evicted.
-    fn held_spans(&self, store: Store) -> impl Iterator<Item = (usize, Span, bool)> {
-        let mut held = self.shape.held(self.program.page_ordinal(store), self.program.page_stores());
-        self.step.spans_with_rows().map(move |(first, span)| match held.next() {
-            Some(Held { tokens, has_sums, .. }) => (first, Span { context: tokens, ..span }, has_sums),
-            None => (first, span, false),
-        })
     }
 
     pub(super) fn attention_view(&self, op: &op::Attention) -> AttentionView {
@@ -512,70 +315,6 @@ mod tests {
     #[test]
     fn kernels_are_given_what_they_expect() {
         assert_eq!((size_of::<AttentionView>(), size_of::<PartsView>()), (40, 40));
-    }
-
-    #[test]
-    fn contexts_are_cut_into_few_parts_of_no_few_tokens() {
-        for (kv_heads, has_kv_tiles, has_sums) in [1, 4, 8, 32].into_iter().flat_map(|heads| {
-            [false, true].into_iter().flat_map(move |kv_tiles| [(heads, kv_tiles, false), (heads, kv_tiles, true)])
-        }) {
-            let usual = if kv_heads < MANY_HEADS { 256 } else { 512 };
-            let most_parts = (BLOCKS_AT_WORK / kv_heads).clamp(1, MOST_PARTS);
-            let cutting = Cutting { usual, has_kv_tiles, most_parts, is_latent: false };
-            let mut longest = 0;
-            for context in (1..2_000_000).step_by(997) {
-                let cut = cutting.cut(context, has_sums);
-                assert!(context.div_ceil(cut.part) <= MOST_PARTS, "{context}: {cut:?}");
-                let subpart = cut.part / WARPS;
-                assert!(subpart.is_multiple_of(16), "{context}: {cut:?}");
-                assert!(!has_kv_tiles || subpart.is_multiple_of(cut.kv_tile), "{context}: {cut:?}");
-                assert!(
-                    cut.kv_tile >= subpart || context.div_ceil(cut.kv_tile) <= most_kv_tiles(has_sums),
-                    "{context}: {cut:?}"
-                );
-                let before = longest;
-                longest = cutting.longest(context, has_sums);
-                assert!(longest >= context && longest >= before, "{context}: {cut:?}");
-                // Without them nobody looks at KV tiles.
-                let is_alike = |other: Cut| other.part == cut.part && (other.kv_tile == cut.kv_tile || !has_kv_tiles);
-                assert!(is_alike(cutting.cut(longest, has_sums)), "{context}: {cut:?}");
-                assert_eq!(cutting.longest(longest, has_sums), longest, "{context}: {cut:?}");
-                assert!(cutting.longest(longest + 1, has_sums) > longest, "{context}: {cut:?}");
-            }
-        }
-    }
-
-    /// Every row is in one group, beside others whose contexts are cut into as large parts.
-    #[test]
-    fn rows_are_cut_as_they_are_alone() {
-        let spans = [(7, 1), (2045, 6), (32_763, 9), (300, 20), (65_534, 4), (65_535, 15), (131_072, 3)];
-        let cutting = Cutting { usual: 256, has_kv_tiles: true, most_parts: 128, is_latent: false };
-        let mut first = 0;
-        let spans: Vec<(usize, Span)> = spans
-            .into_iter()
-            .map(|(context, rows)| {
-                let span = Span { slot: kvas_backend::Slot(0), context, rows };
-                first += rows as usize;
-                (first - rows as usize, span)
-            })
-            .collect();
-        let all = spans.iter().map(|(first, span)| (*first, *span, false));
-        let groups = few_rows(all, cutting, |parts| 4000 / parts);
-        let mut seen = Vec::new();
-        for few in &groups {
-            for (first, span) in &spans[few.spans.clone()] {
-                let rows = few.rows.start.max(first + span.rows as usize / CHUNK * CHUNK)
-                    ..few.rows.end.min(first + span.rows as usize);
-                let tokens = |row: usize| span.context as usize + row - first + 1;
-                let cuts: Vec<Cut> = rows.clone().map(|row| cutting.cut(tokens(row), false)).collect();
-                assert!(cuts.iter().all(|cut| *cut == cuts[0]), "{few:?}");
-                assert!(tokens(rows.end - 1).div_ceil(cuts[0].part) <= few.parts && rows.len() <= few.most, "{few:?}");
-                assert!(tokens(rows.end - 1).div_ceil(cuts[0].kv_tile) <= few.kv_tiles, "{few:?}");
-                seen.extend(rows);
-            }
-        }
-        assert_eq!(seen, [&[0][..], &(1..16).collect::<Vec<_>>(), &(32..58).collect::<Vec<_>>()].concat());
-        assert!(groups.len() > 4 && groups.len() < seen.len(), "{groups:?}");
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use crate::{
     device::Device,
     machine::Machine,
-    ops::attention::{AttentionView, Few, MOST_PARTS, PartsView},
+    ops::{
+        attention::{AttentionView, PartsView},
+        cutting::{Few, MOST_PARTS},
+    },
 };
 use kvas_backend::{
     CHUNK, DeviceError, KvType, Limits, op,

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod beside;
 pub(crate) mod clustered;
 pub(crate) mod conv;
+pub(crate) mod cutting;
 pub(crate) mod evict;
 pub(crate) mod experts;
 pub(crate) mod fusion;
