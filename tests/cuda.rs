@@ -2,13 +2,14 @@
 //! company. Those that need a GPU are ignored unless they are asked for.
 
 use crate::{
+    company::{drafts_change_no_bit, lengths_change_no_bit},
     edge_oracle::off_the_oracle,
     edgeinfinite::{MEMORIES, answers},
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
     layers::{answers_are_those_with_room, layers_end_as_all_at_once, others_are_answered_beside_it},
     shortened::{before_rotation, head_by_head, heads_that_hold_all, summed_up},
-    speculation::{MODELS, drafts_change_no_bit},
+    speculation::MODELS,
 };
 use kvas::model::placement::placement;
 use kvas_backend::{Backend, KvType, Op, Program, Replay, Split, StateType};
@@ -86,6 +87,16 @@ fn drafts_on_a_gpu_change_no_bit() {
     let device = device();
     for name in MODELS {
         drafts_change_no_bit((name, Quant::Q8_0), &[1, 5], &|| backend(&device));
+    }
+}
+
+/// What launches depend on differs from step to step, and graphs are of steps with other contexts.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn contexts_of_many_lengths_on_a_gpu_change_no_bit() {
+    let device = device();
+    for name in ["qwen35", "falcon-h1", "kimi-linear", "llama", "nemotron_h"] {
+        lengths_change_no_bit(name, &|| backend(&device));
     }
 }
 

@@ -8,6 +8,7 @@ mod bundled;
 mod chat;
 mod colours;
 mod commands;
+mod company;
 mod constrained;
 mod convert;
 mod cuda;

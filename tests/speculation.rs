@@ -44,19 +44,19 @@ pub(crate) const MODELS: [&str; 14] = [
 /// Knows what will be said, and proposes so many right tokens before wrong ones.
 #[derive(Debug)]
 pub(crate) struct Script {
-    texts: Vec<Vec<u32>>,
-    right: Right,
-    vocab: u32,
+    pub(crate) texts: Vec<Vec<u32>>,
+    pub(crate) right: Right,
+    pub(crate) vocab: u32,
 }
 
 #[derive(Debug, Clone)]
-enum Right {
+pub(crate) enum Right {
     Always(usize),
     Random(std::sync::Arc<std::sync::Mutex<Random>>),
 }
 
 impl Right {
-    fn random() -> Self {
+    pub(crate) fn random() -> Self {
         Right::Random(std::sync::Arc::new(std::sync::Mutex::new(Random::new(11))))
     }
 }
@@ -103,7 +103,12 @@ fn start_with(model: &Model, drafters: Vec<Box<dyn Drafter>>, effort: Effort) ->
     start_on(model, Box::new(Cpu::new(1)), drafters, effort)
 }
 
-fn start_on(model: &Model, backend: Box<dyn Backend>, drafters: Vec<Box<dyn Drafter>>, effort: Effort) -> EngineHandle {
+pub(crate) fn start_on(
+    model: &Model,
+    backend: Box<dyn Backend>,
+    drafters: Vec<Box<dyn Drafter>>,
+    effort: Effort,
+) -> EngineHandle {
     let pages = 1 + model.program.page_stores() * 8 * (2 * CONTEXT / 8 + 2);
     let (page_size, slots, snapshots, kv_type, state_type) = (8, 9, 40, KvType::F16, StateType::F32);
     let replay = REPLAY;
@@ -123,7 +128,7 @@ pub(crate) fn sampler(params: SamplerParams, vocab: usize) -> Sampler {
     Sampler::new(params, vocab, &[]).unwrap()
 }
 
-fn greedy(prompt: Vec<u32>, max_tokens: usize, vocab: usize) -> Request {
+pub(crate) fn greedy(prompt: Vec<u32>, max_tokens: usize, vocab: usize) -> Request {
     Request { max_tokens, top_tokens: Some(2), ..Request::new(prompt, sampler(SamplerParams::greedy(), vocab)) }
 }
 
@@ -146,12 +151,12 @@ pub(crate) fn hear(stream: &kvas::engine::Stream) -> (Vec<Event>, Vec<u32>, Timi
 }
 
 /// The answers to prompts that are asked all at once.
-fn answers(engine: &EngineHandle, requests: Vec<Request>) -> Vec<(Vec<Event>, Vec<u32>, Timings)> {
+pub(crate) fn answers(engine: &EngineHandle, requests: Vec<Request>) -> Vec<(Vec<Event>, Vec<u32>, Timings)> {
     let streams: Vec<_> = requests.into_iter().map(|request| engine.submit(request)).collect();
     streams.iter().map(hear).collect()
 }
 
-fn texts(prompts: &[Vec<u32>], answers: &[(Vec<Event>, Vec<u32>, Timings)]) -> Vec<Vec<u32>> {
+pub(crate) fn texts(prompts: &[Vec<u32>], answers: &[(Vec<Event>, Vec<u32>, Timings)]) -> Vec<Vec<u32>> {
     prompts.iter().zip(answers).map(|(prompt, (_, tokens, _))| [&prompt[..], tokens].concat()).collect()
 }
 
@@ -178,39 +183,6 @@ fn three_hundred_tokens_are_the_same_for_every_number_of_right_drafts() {
             assert_eq!(found[0].1, plain[0].1, "{label}");
             assert!(found[0].0 == plain[0].0, "{label}: the tokens are the same, their probabilities are not");
         }
-    }
-}
-
-/// Some sequences at once, for which right and wrong tokens are drafted, say what each says alone and without drafts.
-pub(crate) fn drafts_change_no_bit(
-    (name, quant): (&str, Quant),
-    counts: &[usize],
-    backend: &dyn Fn() -> Box<dyn Backend>,
-) {
-    let model = converted(&fixture(name), quant);
-    let start = |drafters: Vec<Box<dyn Drafter>>| start_on(&model, backend(), drafters, Effort::Most);
-    let vocab = model.spec.vocab;
-    let prompts: Vec<_> = (0..8).map(|number| prompt(number, vocab)).collect();
-    let ask = |count: usize| prompts[..count].iter().map(|prompt| greedy(prompt.clone(), 60, vocab)).collect();
-    let engine = start(vec![]);
-    let plain: Vec<_> = prompts.iter().map(|prompt| hear(&engine.submit(greedy(prompt.clone(), 60, vocab)))).collect();
-    for count in counts.iter().copied() {
-        for right in [Right::Always(1), Right::Always(3), Right::random()] {
-            let script = Script { texts: texts(&prompts, &plain), right, vocab: vocab as u32 };
-            let found = answers(&start(vec![Box::new(script)]), ask(count));
-            for (at, (found, plain)) in found.iter().zip(&plain).enumerate() {
-                assert!(found.0 == plain.0, "{name}: sequence {at} of {count}");
-                assert!(found.2.drafted_tokens > 10);
-            }
-        }
-    }
-}
-
-/// Eight sequences at once, of which a step drafts for as many as its outputs have room for.
-#[test]
-fn many_sequences_at_once_say_what_each_says_alone() {
-    for name in ["qwen35", "nemotron_h_moe", "lfm2", "llama"] {
-        drafts_change_no_bit((name, Quant::F32), &[2, 5, 8], &|| Box::new(Cpu::new(1)));
     }
 }
 
