@@ -56,7 +56,11 @@ impl DraftModel {
         }
         let Some(own) = self.sequences.get_mut(&key) else { return Ok(None) };
         let known = &tokens[..tokens.len() - 1];
-        let common = own.tokens.iter().zip(known).take_while(|(a, b)| a == b).count();
+        // Nearly always what is known has become longer.
+        let common = match known.starts_with(&own.tokens) {
+            true => own.tokens.len(),
+            false => own.tokens.iter().zip(known).take_while(|(a, b)| a == b).count(),
+        };
         let over = (own.tokens.len() - common) as u32;
         if over > 0 {
             let rewindable = self.runner.rewindable(self.memory.slot(own.id));
@@ -70,8 +74,8 @@ impl DraftModel {
             self.runner.apply(&work)?;
         }
         let read = self.memory.committed(own.id) as usize;
-        own.tokens.clear();
-        own.tokens.extend_from_slice(&tokens[..read]);
+        own.tokens.truncate(common.min(read));
+        own.tokens.extend_from_slice(&tokens[own.tokens.len()..read]);
         Ok(Some(tokens[read..].to_vec()))
     }
 
