@@ -37,29 +37,52 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
     // Where the product of entry `j` of the span with the key or query of row `t` is.
     DEVICE float& pair(u32 j, u32 of, u32 t) const { return (&shared.read[0][0][0])[(2 * j + of) * MOST + t]; }
 
-    // How long keys (`factors`) and queries (`advancing`) are, and their products (`kk`): a pair of rows to eight lanes.
-    DEVICE void measure_rows(u32 rows) {
-        const u32 pairs = (IS_DELTA ? 3 : 1) * rows;
-#pragma unroll 1
-        for (u32 first = 0; first < pairs; first += GROUPS) {
-            const u32 i = min(first + group, pairs - 1), kind = i / rows, t = i % rows;
-            const float* a = kind == 1 ? shared.k[t] : shared.q[t];
-            const float sum = warp_sum<8>(dot(a, kind == 2 ? shared.q[t] : shared.k[t]));
-            if ((lane_id() & 7) != 0 || first + group >= pairs) continue;
-            if (kind == 0) shared.kk[0][t] = sum;
-            if (kind == 1) shared.factors[t] = rsqrtf(sum + op.norm_eps);
-            if (kind == 2) shared.advancing[t] = rsqrtf(sum + op.norm_eps) * op.query_scale;
+    // How long keys (`factors`) and queries (`advancing`) are, and their products (`kk`): a pair of rows to eight lanes, of as many rows
+    // as there may be. Whoever has a key stores it as that of an entry, which is how rows behind find it. Warps without a pair do
+    // something else meanwhile, see `fade_rows`.
+    template <u32 WIDTH> DEVICE void measure_rows(u32 rows) {
+        constexpr u32 PAIRS = (IS_DELTA ? 3 : 1) * WIDTH;
+        const bool is_first = (lane_id() & 7) == 0;
+#pragma unroll
+        for (u32 first = 0; first < PAIRS; first += GROUPS) {
+            if (first + 4 * warp_id() >= PAIRS) break;
+            const u32 i = first + group, kind = i / WIDTH, t = i % WIDTH;
+            const float *a = kind == 1 ? shared.k[t] : shared.q[t], *b = kind == 2 ? shared.q[t] : shared.k[t];
+            const float sum = warp_sum<8>(dot(a, b));
+            if (kind == 0 && is_first) shared.kk[0][t] = sum;
+            if (kind == 2 && is_first) shared.advancing[t] = rsqrtf(sum + op.norm_eps) * op.query_scale;
+            if (kind != (IS_DELTA ? 1 : 0) || t >= rows) continue;
+            const float length = IS_DELTA ? rsqrtf(sum + op.norm_eps) : 1.0f;
+            if (is_first) shared.factors[t] = length;
+            if (!IS_DELTA && is_first) shared.advancing[t] = 1.0f;
+            store_key(t, length);
         }
-        if (!IS_DELTA && threadIdx.x < rows) shared.factors[threadIdx.x] = shared.advancing[threadIdx.x] = 1.0f;
-        __syncthreads();
+    }
+
+    // The key of row `t` times its `length`, by eight lanes.
+    DEVICE void store_key(u32 t, float length) {
+        f16* to = ring_k(entry(t));
+        const bool keeps = has_keys();
+#pragma unroll
+        for (u32 n = 0; n < QUADS; ++n) {
+            const u32 column = (n * 8 + (lane_id() & 7)) * 4;
+            const float* key = &shared.k[t][column];
+            f16* here = &shared.entry_k[CHUNK + t][column];
+            store_four_rounded(here, make_float4(key[0] * length, key[1] * length, key[2] * length, key[3] * length));
+            if (!LONG && keeps && column < key_dim()) *reinterpret_cast<uint2*>(to + column) = *reinterpret_cast<const uint2*>(here);
+#pragma unroll
+            for (u32 e = 0; LONG && e < 4; ++e)
+                if (keeps && column + e < key_dim()) to[column + e] = here[e];
+        }
     }
 
     // How much entries fade until each row, where they are no more than there are groups: `fades`, by how many others are
-    // between, and `decays` for all. Lanes `t` of every 16 have the decay `g` of row `t`. Half a warp finds it for a row.
+    // between, and `decays` for all. Lanes `t` of every 16 have the decay `g` of row `t`. Half a warp finds it for a row, the last one for
+    // the first row: the first ones measure rows.
     template <u32 WIDTH> DEVICE void fade_rows(u32 held, float g) {
         const u32 p = lane_id() & 15;
 #pragma unroll
-        for (u32 t = threadIdx.x / 16; t < WIDTH; t += THREADS / 16) {
+        for (u32 t = THREADS / 16 - 1 - threadIdx.x / 16; t < WIDTH; t += THREADS / 16) {
             const float of_span = __shfl_sync(ALL_LANES, g, t - 1 - p, 16);
             const float fade = sum_of_16(p < t ? of_span : p < t + held ? shared.entry_g[0][p - t] : 0.0f);
             const float newer = __shfl_up_sync(ALL_LANES, fade, 1, 16);
@@ -72,7 +95,6 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
     // all of them at once; what is found for rows that are not there is anything, and nobody reads it.
     template <u32 WIDTH> DEVICE void run_some(u32 rows, u32 base, u32 held, Faded sum) {
         static_assert(2 * MOST * MOST <= sizeof(shared.read) / 4 && WIDTH <= MOST, "pairs are where `read` is");
-        constexpr u32 KEYS = LONG ? 1 : 4; // columns that are stored together
         const u32 lane = lane_id();
         // Lane `t` of every 16 has row `t`: how much it fades what is before it, and the rows before it do together.
         const bool has_row = (lane & 15) < rows;
@@ -88,22 +110,7 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         if constexpr (IS_DELTA) strength = has_row ? sigmoid(shared.strengths[lane & 15]) : 0.0f;
         const float decay = expf(g);
         if (first_row == 0 && threadIdx.x < rows) *ring_g(entry(threadIdx.x)) = g;
-        measure_rows(rows);
-        // Rows behind find its keys as those of entries.
-        const bool keeps = has_keys();
-#pragma unroll 1
-        for (u32 at = threadIdx.x * KEYS; at < rows * COLUMNS; at += THREADS * KEYS) {
-            const u32 t = at / COLUMNS, column = at % COLUMNS;
-            f16 *here = &shared.entry_k[CHUNK + t][column], *to = ring_k(entry(t)) + column;
-            const float *key = &shared.k[t][column], length = shared.factors[t];
-            if constexpr (KEYS == 4) {
-                store_four_rounded(here, make_float4(key[0] * length, key[1] * length, key[2] * length, key[3] * length));
-                if (keeps && column < key_dim()) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(here);
-            } else {
-                store_rounded(here, *key * length);
-                if (keeps && column < key_dim()) *to = *here;
-            }
-        }
+        measure_rows<WIDTH>(rows);
         __syncthreads();
         // Entries of the ring, and with them the rows of the span, times rows: a warp has four of these and two of those at a time.
         bool has_span = true;
