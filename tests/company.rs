@@ -19,7 +19,7 @@ pub(crate) fn drafts_change_no_bit(
     company_changes_no_bit((name, quant), (8, 1, 60), (counts, &drafts), backend);
 }
 
-/// The same of sequences whose contexts differ by more than attention cuts them into, without drafts as well.
+/// The same of sequences whose contexts go past several multiples of 128 tokens, each at another step, without drafts as well.
 pub(crate) fn lengths_change_no_bit(name: &str, backend: &dyn Fn() -> Box<dyn Backend>) {
     company_changes_no_bit((name, Quant::Q8_0), (6, 7, 140), (&[6], &[None, Some(Right::random())]), backend);
 }

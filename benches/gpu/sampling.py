@@ -36,7 +36,8 @@ def ask(port, number, more, tokens, words, counts):
     body |= {"seed": number, "ignore_eos": True} | more
     answer = post(port, "/v1/chat/completions", body)
     if "usage" not in answer:
-        sys.exit(f"request {number}: {answer}")
+        print(f"request {number}: {answer}", file=sys.stderr)
+        return
     counts.append(answer["usage"]["completion_tokens"])
 
 

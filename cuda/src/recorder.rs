@@ -138,7 +138,7 @@ const SHAPES: usize = 16;
 
 /// Graphs of steps that came again.
 pub(crate) struct Graphs {
-    /// No more are made: none are wanted, or one could not be.
+    /// No more are made: none are wanted, or not even one could be.
     is_eager: bool,
     /// The last used first.
     graphs: VecDeque<CachedGraph>,
@@ -193,9 +193,10 @@ impl Graphs {
         if self.is_eager || !CALLS.contains(&calls.len()) || self.times_seen(&calls) < OFTEN {
             return Ok(());
         }
-        // The step has run. What fails for want of memory is gone without, and what else fails will again.
+        // The step has run, and goes without one if there is no memory for it. The next one has that of the oldest.
         let Ok(graph) = Graph::capture(device, &|| run_all(&calls, device)) else {
-            self.is_eager = true;
+            device.synchronize()?;
+            self.is_eager = self.graphs.pop_back().is_none();
             return Ok(());
         };
         if self.graphs.len() == KEPT {

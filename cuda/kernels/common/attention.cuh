@@ -69,7 +69,7 @@ static_assert(sizeof(Parts) == 40, "as in src/ops/attention.rs");
 // else is in a step. KV tiles are so few that a cluster can have one for each of its warps, as long as subparts have more tokens,
 // and blocks for sums of what was evicted besides, if there are any. Longer contexts have so many parts, in all KV heads, that all blocks
 // of one are at work at once, and none is left over.
-// Where tokens were evicted few are held. `Cutting` of src/ops/attention.rs.
+// Where tokens were evicted few are held. `Cutting` of src/ops/cutting.rs.
 static constexpr u32 USUAL_PART = 512, MOST_PARTS = 128, MANY_HEADS = 8, BOUNDED_PART = 64;
 static constexpr u32 LEAST_PART = 128, LEAST_KV_TILE = 32, MOST_KV_TILES = 64, MOST_BESIDE_SUMS = 48, PART_UNIT = 64;
 static constexpr u32 BLOCKS_AT_WORK = 384, WIDE_AT_WORK = 256, NARROW = 128;
