@@ -159,6 +159,7 @@ impl StateType {
     }
 
     /// A value as it is stored: to the nearest, what is too large to the largest.
+    #[inline]
     pub fn rounded(self, x: f32) -> f32 {
         const MOST: f32 = half::f16::MAX.to_f32_const();
         match self {

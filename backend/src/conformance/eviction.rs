@@ -1,6 +1,6 @@
 //! Sequences that evict tokens between two steps: every backend finds the same preferences, and evicts the same.
 
-use super::{Case, Sequence};
+use super::{Case, Make, Sequence, by_kind};
 use crate::{Backend, DeviceError, Eviction, EvictionOrder, Holding, Preference};
 
 /// A sequence evicts tokens after a step.
@@ -31,7 +31,7 @@ impl TokenEviction {
     pub(super) fn run(
         &self,
         case: &Case,
-        backends: &mut [Box<dyn Backend>],
+        (backends, kinds): (&mut [Box<dyn Backend>], &[&[Make]]),
         sequences: &mut [Sequence<'_>],
     ) -> Result<(), String> {
         let Sequence { slot, context, held, tables } = &mut sequences[self.sequence];
@@ -57,7 +57,7 @@ impl TokenEviction {
         if program.bounded_stores().next().is_some() {
             let weigh = |backend: &mut Box<dyn Backend>| backend.weigh(&eviction, true);
             let found = backends.iter_mut().map(weigh).collect::<Result<Vec<_>, DeviceError>>();
-            compare(&found.map_err(|error| error.to_string())?)?;
+            compare(&found.map_err(|error| error.to_string())?, kinds)?;
         }
         let mut backends = backends.iter_mut();
         backends.try_for_each(|backend| backend.evict(&eviction)).map_err(|error| error.to_string())?;
@@ -66,19 +66,22 @@ impl TokenEviction {
     }
 }
 
-fn compare(found: &[Vec<Preference>]) -> Result<(), String> {
+fn compare(found: &[Vec<Preference>], kinds: &[&[Make]]) -> Result<(), String> {
     let numbers = |p: &Preference| [p.entropy, p.variance, p.shift, p.mean_entropy];
-    for (subject, own) in found.iter().enumerate().skip(1) {
-        for (expected, found) in found[0].iter().zip(own) {
-            for (expected, found) in numbers(expected).into_iter().zip(numbers(found)) {
-                let off = (expected - found).abs() / expected.abs().max(1e-6);
-                if off.is_nan() || off > PREFERENCE {
-                    return Err(format!("preference {found:e} of subject {}, expected {expected:e}", subject - 1));
+    for (kind, subjects) in by_kind(found, kinds) {
+        for (subject, own) in subjects.iter().enumerate() {
+            for (expected, found) in found[0].iter().zip(own) {
+                for (expected, found) in numbers(expected).into_iter().zip(numbers(found)) {
+                    let off = (expected - found).abs() / expected.abs().max(1e-6);
+                    if off.is_nan() || off > PREFERENCE {
+                        let of = format!("subject {subject} of kind {kind}");
+                        return Err(format!("preference {found:e} of {of}, expected {expected:e}"));
+                    }
                 }
             }
-        }
-        if *own != found[1] {
-            return Err(format!("preferences of subject {} differ from those of subject 0", subject - 1));
+            if *own != subjects[0] {
+                return Err(format!("preferences of subject {subject} of kind {kind} differ from those of subject 0"));
+            }
         }
     }
     Ok(())

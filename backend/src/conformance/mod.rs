@@ -159,6 +159,12 @@ pub fn run(case: &Case, subjects: &[Make]) -> Outcome {
     outcome(case, subjects, Break::None)
 }
 
+/// As [`run`] for each kind of subjects, beside one reference: the bits of a kind are the same, those of two need not be. A fault in
+/// one ends the case for all.
+pub fn run_kinds(case: &Case, kinds: &[&[Make]]) -> Vec<Outcome> {
+    outcomes(case, kinds, Break::None)
+}
+
 /// As [`run`], but halfway through the script every sequence goes on in fresh backends: in the reference with what the
 /// first subject has saved, in the subjects with what the reference has.
 pub fn run_exchanged(case: &Case, subjects: &[Make]) -> Outcome {
@@ -181,17 +187,24 @@ enum Break {
 }
 
 fn outcome(case: &Case, subjects: &[Make], halfway: Break) -> Outcome {
-    let mut error = 0.0f64;
-    let fault = try_run(case, subjects, halfway, &mut error).err();
+    outcomes(case, &[subjects], halfway).remove(0)
+}
+
+fn outcomes(case: &Case, kinds: &[&[Make]], halfway: Break) -> Vec<Outcome> {
+    let mut errors = vec![0.0; kinds.len()];
+    let fault = try_run(case, kinds, halfway, &mut errors).err();
     let name = match halfway {
         Break::None => case.name.clone(),
         Break::Exchange => format!("{}, exchanged", case.name),
         Break::Snapshots => format!("{}, through snapshots", case.name),
     };
-    Outcome { name, error, bound: case.bound, fault }
+    let outcome = |error| Outcome { name: name.clone(), error, bound: case.bound, fault: fault.clone() };
+    errors.into_iter().map(outcome).collect()
 }
 
-fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> Result<(), String> {
+/// `worst`: the largest error of each kind so far.
+fn try_run(case: &Case, kinds: &[&[Make]], halfway: Break, worst: &mut [f64]) -> Result<(), String> {
+    let subjects = &kinds.concat();
     let mut backends = prepared(case, subjects).map_err(|error| error.to_string())?;
     let tables = scattered_tables(case, &backends[1].arenas());
     let mut sequences: Vec<Sequence> = tables
@@ -223,19 +236,7 @@ fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> R
             let result = one_step(case, backend.as_mut(), &step, &inputs, &accepted);
             results.push(result.map_err(|what| format!("step {number}: {what}"))?);
         }
-        for (output, act) in case.outputs.iter().enumerate() {
-            let name = &case.program.act(*act).name;
-            for (subject, result) in results[1..].iter().enumerate() {
-                let found = &result[output];
-                *worst = worst.max(normalised_error(&results[0][output], found));
-                if worst.is_nan() || found.iter().any(|value| !value.is_finite()) {
-                    return Err(format!("step {number}: {name} of subject {subject} is not finite"));
-                }
-                if found.iter().map(|x| x.to_bits()).ne(results[1][output].iter().map(|x| x.to_bits())) {
-                    return Err(format!("step {number}: {name} of subject {subject} differs from that of subject 0"));
-                }
-            }
-        }
+        compare(case, &results, kinds, worst).map_err(|what| format!("step {number}: {what}"))?;
         for m in moves {
             let Sequence { slot, context, held, .. } = &mut sequences[m.sequence];
             let back =
@@ -245,7 +246,7 @@ fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> R
         }
         for evictions in case.evictions.iter().filter(|evictions| evictions.step == number) {
             evictions
-                .run(case, &mut backends, &mut sequences)
+                .run(case, (&mut backends, kinds), &mut sequences)
                 .map_err(|what| format!("after step {number}: {what}"))?;
         }
         for (_, sequence) in case.ends.iter().filter(|(step, _)| *step == number) {
@@ -256,6 +257,35 @@ fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> R
         }
     }
     Ok(())
+}
+
+/// Compares the outputs of all subjects with those of the reference, which are the first ones, and with those of the first subject of
+/// their kind.
+fn compare(case: &Case, results: &[Vec<Vec<f32>>], kinds: &[&[Make]], worst: &mut [f64]) -> Result<(), String> {
+    let expected = &results[0];
+    for ((kind, subjects), worst) in by_kind(results, kinds).zip(worst) {
+        for (subject, of_subject) in subjects.iter().enumerate() {
+            let outputs = of_subject.iter().zip(&subjects[0]).zip(expected);
+            for (act, ((found, of_first), expected)) in case.outputs.iter().zip(outputs) {
+                let name = &case.program.act(*act).name;
+                let error = normalised_error(expected, found);
+                *worst = worst.max(error);
+                if error.is_nan() || found.iter().any(|value| !value.is_finite()) {
+                    return Err(format!("{name} of subject {subject} of kind {kind} is not finite"));
+                }
+                if found.iter().map(|x| x.to_bits()).ne(of_first.iter().map(|x| x.to_bits())) {
+                    return Err(format!("{name} of subject {subject} of kind {kind} differs from that of subject 0"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The subjects of each kind, and its number, of what was found for the reference and all of them.
+fn by_kind<'a, T>(found: &'a [T], kinds: &'a [&[Make<'a>]]) -> impl Iterator<Item = (usize, &'a [T])> {
+    let mut rest = &found[1..];
+    kinds.iter().map(move |kind| rest.split_off(..kind.len()).expect("one for each subject")).enumerate()
 }
 
 /// Takes back up to `rows` rows of a slot, and returns how many: as many in every backend.

@@ -62,9 +62,11 @@ impl Row {
     fn advance(&self, state: &mut [f32], state_type: StateType) -> Vec<f32> {
         let size = state.len() / self.heads.len();
         let heads = state.chunks_mut(size).zip(&self.heads);
-        let exact = heads.flat_map(|(state, input)| input.apply(state, self.kept)).collect();
-        state.iter_mut().for_each(|x| *x = state_type.rounded(*x));
-        exact
+        let exact: Vec<Vec<f32>> = heads.map(|(state, input)| input.apply(state, self.kept)).collect();
+        if state_type != StateType::F32 {
+            state.iter_mut().for_each(|x| *x = state_type.rounded(*x));
+        }
+        exact.concat()
     }
 }
 
@@ -73,11 +75,14 @@ impl Input {
     /// it is with u and k as they are `kept`.
     fn apply(&self, state: &mut [f32], kept: StateType) -> Vec<f32> {
         let mut exact = Vec::with_capacity(state.len());
+        let decay: Vec<f32> = self.decay.iter().copied().cycle().take(self.k.len()).collect();
+        let kept_k: Vec<f32> = self.k.iter().map(|k| kept.rounded(*k)).collect();
         for (row, v) in state.chunks_mut(self.k.len()).zip(&self.v) {
-            row.iter_mut().enumerate().for_each(|(i, s)| *s *= self.decay[i % self.decay.len()]);
+            row.iter_mut().zip(&decay).for_each(|(s, decay)| *s *= decay);
             let u = self.beta.map_or(*v, |beta| beta * (v - dot(row, &self.k)));
             exact.extend(row.iter().zip(&self.k).map(|(s, k)| s + u * k));
-            row.iter_mut().zip(&self.k).for_each(|(s, k)| *s += kept.rounded(u) * kept.rounded(*k));
+            let kept_u = kept.rounded(u);
+            row.iter_mut().zip(&kept_k).for_each(|(s, k)| *s += kept_u * k);
         }
         exact
     }

@@ -8,33 +8,39 @@ mod regressions;
 use kvas_backend::{
     Act, Backend, CHUNK, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Reference, Replay, Slot, StateType,
     Step, WeightData, WeightDecl, WeightSource,
-    conformance::{self, Build, Case, Make, Random, RandomWeights, RepeatedWeights, normalised_error, tolerance},
+    conformance::{
+        self, Build, Case, Make, Outcome, Random, RandomWeights, RepeatedWeights, normalised_error, tolerance,
+    },
     op::{self, Activation, GatedLinear, Linear, Output},
 };
 use kvas_cpu::{Cpu, Isa};
 use kvas_gguf::Quant;
 use std::sync::Arc;
 
-fn check(isa: Isa) {
-    check_every(1, isa);
-}
-
-/// Every `stride`th case.
-fn check_every(stride: usize, isa: Isa) {
-    if !isa.available() {
-        return eprintln!("skipped: this processor has no {}", isa.name());
+/// Cases from `first` on, `stride` apart, by those of some instruction sets that this processor has, beside one reference: it takes
+/// longer than they do.
+fn check((first, stride): (usize, usize), sets: &[Isa]) {
+    let (sets, missing): (Vec<Isa>, Vec<Isa>) = sets.iter().partition(|isa| isa.available());
+    missing.iter().for_each(|isa| eprintln!("skipped: this processor has no {}", isa.name()));
+    if sets.is_empty() {
+        return;
     }
-    let one: Make = &|| Box::new(Cpu::with_isa(1, isa));
-    let three: Make = &|| Box::new(Cpu::with_isa(3, isa));
-    let rounded = |case: &Case| {
-        let two_parts = isa == Isa::Amx && case.weights.quant == Quant::Bf16;
-        let bound = if two_parts { tolerance::TWO_PARTS } else { 0.0 };
-        Case { bound: case.bound.max(bound), ..case.clone() }
-    };
-    pass(conformance::cases().iter().step_by(stride).map(|case| conformance::run(&rounded(case), &[one, three])));
+    let threads = |isa: Isa| [1, 3].map(|threads| move || Box::new(Cpu::with_isa(threads, isa)) as Box<dyn Backend>);
+    let makes: Vec<_> = sets.iter().map(|isa| threads(*isa)).collect();
+    let kinds: Vec<[Make; 2]> = makes.iter().map(|[one, three]| [one as Make, three]).collect();
+    let kinds: Vec<&[Make]> = kinds.iter().map(|kind| &kind[..]).collect();
+    let cases = conformance::cases();
+    pass(cases.iter().skip(first).step_by(stride).flat_map(|case| {
+        let named = |(isa, outcome): (&Isa, Outcome)| {
+            let two_parts = *isa == Isa::Amx && case.weights.quant == Quant::Bf16;
+            let bound = outcome.bound.max(if two_parts { tolerance::TWO_PARTS } else { 0.0 });
+            Outcome { name: format!("{} by {}", outcome.name, isa.name()), bound, ..outcome }
+        };
+        sets.iter().zip(conformance::run_kinds(case, &kinds)).map(named).collect::<Vec<_>>()
+    }));
 }
 
-fn pass(outcomes: impl Iterator<Item = conformance::Outcome>) {
+fn pass(outcomes: impl Iterator<Item = Outcome>) {
     let mut failed = Vec::new();
     for outcome in outcomes {
         if !outcome.passed() {
@@ -64,49 +70,20 @@ fn a_snapshot_is_what_it_was_copied_from_and_goes_on_in_any_slot() {
 }
 
 #[test]
-fn scalar_agrees_with_the_reference() {
-    check(Isa::Scalar);
+fn every_instruction_set_agrees_with_the_reference() {
+    check((0, 2), &Isa::ALL);
 }
 
+/// They take longest of all.
 #[test]
-fn neon_agrees_with_the_reference() {
-    check(Isa::Neon);
-}
-
-#[test]
-fn dotprod_agrees_with_the_reference() {
-    check(Isa::Dotprod);
-}
-
-#[test]
-fn i8mm_agrees_with_the_reference() {
-    check(Isa::I8mm);
+fn every_instruction_set_agrees_with_the_reference_on_the_other_cases() {
+    check((1, 2), &Isa::ALL);
 }
 
 /// For an emulator, on which all cases take many minutes.
 #[test]
 fn some_cases_agree_on_arm() {
-    check_every(19, Isa::I8mm);
-}
-
-#[test]
-fn avx2_agrees_with_the_reference() {
-    check(Isa::Avx2);
-}
-
-#[test]
-fn avxvnni_agrees_with_the_reference() {
-    check(Isa::AvxVnni);
-}
-
-#[test]
-fn avx512_agrees_with_the_reference() {
-    check(Isa::Avx512);
-}
-
-#[test]
-fn amx_agrees_with_the_reference() {
-    check(Isa::Amx);
+    check((0, 19), &[Isa::I8mm]);
 }
 
 /// Outputs too large for a cache are written past it, smaller ones are not: rows alone and together are the same.
