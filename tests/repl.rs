@@ -52,6 +52,16 @@ fn what_comes_from_a_pipe_is_no_history() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+#[test]
+fn a_session_is_saved_under_a_name() {
+    let folder = crate::temporary::folder();
+    let output = type_lines(&["chat", "-c", "512"], folder.path(), "/save -\n/save\n/save talk");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "/save wants a file name\n".repeat(2));
+    assert_eq!(output.stdout, b"0 messages written to talk, 0.0 MiB\n");
+    let files = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().file_name());
+    assert_eq!(files.collect::<Vec<_>>(), ["talk"]);
+}
+
 /// Ctrl-C stops an answer. Where there is none, while the model is loaded as well as between questions from a pipe, it ends
 /// the program.
 #[cfg(unix)]
