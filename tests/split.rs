@@ -33,7 +33,7 @@ fn ops_on_two_devices_agree_with_the_reference() {
     agrees(0);
 }
 
-/// They take longest of all: two threads share them.
+/// They take long: two threads share them.
 #[test]
 fn ops_on_two_devices_agree_with_the_reference_in_the_other_cases() {
     agrees(1);

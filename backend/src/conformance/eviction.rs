@@ -67,20 +67,20 @@ impl TokenEviction {
 }
 
 fn compare(found: &[Vec<Preference>], kinds: &[&[Make]]) -> Result<(), String> {
-    let numbers = |p: &Preference| [p.entropy, p.variance, p.shift, p.mean_entropy];
+    let of_one = |p: &Preference| [p.entropy, p.variance, p.shift, p.mean_entropy];
+    let numbers = |preferences: &[Preference]| preferences.iter().flat_map(of_one).collect::<Vec<_>>();
+    let expected = numbers(&found[0]);
     for (kind, subjects) in by_kind(found, kinds) {
         for (subject, own) in subjects.iter().enumerate() {
-            for (expected, found) in found[0].iter().zip(own) {
-                for (expected, found) in numbers(expected).into_iter().zip(numbers(found)) {
-                    let off = (expected - found).abs() / expected.abs().max(1e-6);
-                    if off.is_nan() || off > PREFERENCE {
-                        let of = format!("subject {subject} of kind {kind}");
-                        return Err(format!("preference {found:e} of {of}, expected {expected:e}"));
-                    }
+            let name = format!("subject {subject} of kind {kind}");
+            for (expected, found) in expected.iter().zip(numbers(own)) {
+                let off = (expected - found).abs() / expected.abs().max(1e-6);
+                if off.is_nan() || off > PREFERENCE {
+                    return Err(format!("preference {found:e} of {name}, expected {expected:e}"));
                 }
             }
             if *own != subjects[0] {
-                return Err(format!("preferences of subject {subject} of kind {kind} differ from those of subject 0"));
+                return Err(format!("preferences of {name} differ from those of subject 0"));
             }
         }
     }

@@ -271,7 +271,9 @@ fn compare(case: &Case, results: &[Vec<Vec<f32>>], kinds: &[&[Make]], worst: &mu
                 let error = normalised_error(expected, found);
                 *worst = worst.max(error);
                 if error.is_nan() || found.iter().any(|value| !value.is_finite()) {
-                    return Err(format!("{name} of subject {subject} of kind {kind} is not finite"));
+                    return Err(format!(
+                        "{name} of subject {subject} of kind {kind}, or of the reference, is not finite"
+                    ));
                 }
                 if found.iter().map(|x| x.to_bits()).ne(of_first.iter().map(|x| x.to_bits())) {
                     return Err(format!("{name} of subject {subject} of kind {kind} differs from that of subject 0"));
@@ -400,4 +402,31 @@ fn one_step(
     }
     backend.commit(accepted).map_err(fail)?;
     Ok(results)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bits are those of the first subject of the kind, numbers those of the reference.
+    #[test]
+    fn subjects_agree_with_their_kind_and_with_the_reference() {
+        let case = &cases()[0];
+        let make: Make = &|| Box::new(Reference::default());
+        let kinds: [&[Make]; 2] = [&[make], &[make, make]];
+        let compared = |values: [f32; 4]| {
+            let results = values.map(|value| vec![vec![value]; case.outputs.len()]);
+            let mut worst = [0.0; 2];
+            (compare(case, &results, &kinds, &mut worst), worst)
+        };
+        assert_eq!(compared([1.0, 1.0, 3.0, 3.0]), (Ok(()), [0.0, 4.0]));
+        for (values, kind, what) in [
+            ([1.0, 1.0, 1.0, 1.5], "subject 1 of kind 1", "differs"),
+            ([1.0, f32::NAN, 1.0, 1.0], "subject 0 of kind 0", "finite"),
+            ([f32::NAN, 1.0, 1.0, 1.0], "subject 0 of kind 0", "finite"),
+        ] {
+            let said = compared(values).0.unwrap_err();
+            assert!(said.contains(kind) && said.contains(what), "{said}");
+        }
+    }
 }

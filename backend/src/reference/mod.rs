@@ -124,6 +124,7 @@ impl Reference {
 
 /// Sum of products, in f64: eight beside each other, as each addition to one sum waits for the one before.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
+    debug_assert_eq!(a.len(), b.len());
     let ((a, last_of_a), (b, last_of_b)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
     let mut sums = [0.0f64; 8];
     for (a, b) in a.iter().zip(b) {

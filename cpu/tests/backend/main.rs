@@ -18,7 +18,7 @@ use kvas_gguf::Quant;
 use std::sync::Arc;
 
 /// Cases from `first` on, `stride` apart, by those of some instruction sets that this processor has and some numbers of threads,
-/// beside one reference: it takes longer than they do.
+/// beside one run of the reference.
 fn check((first, stride): (usize, usize), sets: &[Isa], threads: &[usize]) {
     let (sets, missing): (Vec<Isa>, Vec<Isa>) = sets.iter().partition(|isa| isa.available());
     missing.iter().for_each(|isa| eprintln!("skipped: this processor has no {}", isa.name()));
